@@ -23,17 +23,15 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 from tqdm.auto import tqdm
 
-from ddpo_lessons.algorithms.algorithm import Algorithm, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Samples, check_advantages, check_steps
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import (
     PromptFunction,
     RewardFunction,
-    check_advantages,
     check_functions,
     check_hook,
     check_rewards,
-    check_steps,
     info_means,
 )
 from ddpo_lessons.data.starts import FromImages, FromNoise

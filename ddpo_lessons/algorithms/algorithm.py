@@ -1,9 +1,9 @@
-"""Define the interface of algorithms: their inputs, and the methods that they need."""
+"""Define the interface of algorithms: their inputs, their methods, and checks of what these return."""
 
 import abc
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -170,3 +170,50 @@ class Algorithm(abc.ABC):
         """Load the state that `state_dict` returned."""
         if state is not None:
             raise ValueError(f"{self.name} remembers nothing, and was given {state!r:.200}")
+
+
+def check_advantages(advantages: Any, num_samples: int, num_actions: int) -> torch.Tensor:
+    """Return an algorithm's advantages, (N,) or (N, T).
+
+    Raises a TypeError if they are no tensor, and a ValueError if they have another shape.
+    """
+    if not isinstance(advantages, torch.Tensor):
+        raise TypeError(f"advantages() of the algorithm must return a tensor, not {advantages!r:.60}")
+    shapes = ((num_samples,), (num_samples, num_actions))
+    if tuple(advantages.shape) not in shapes:
+        raise ValueError(
+            f"advantages() of the algorithm returned shape {tuple(advantages.shape)} for {num_samples} "
+            f"samples of {num_actions} actions: return one weight per sample, {shapes[0]}, or one per "
+            f"action, {shapes[1]}"
+        )
+    return advantages
+
+
+def check_steps(steps: Any) -> Iterator[Any]:
+    """Return an algorithm's optimizer steps as an iterator; raise a TypeError if they are none."""
+    if not isinstance(steps, Iterable):
+        raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not return {steps!r:.60}")
+    return iter(steps)
+
+
+def check_loss(returned: Any) -> LossAndStats:
+    """Return the result of an algorithm's loss; raise an error if it cannot be trained on."""
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    if not (is_pair and isinstance(returned[0], torch.Tensor) and isinstance(returned[1], dict)):
+        raise TypeError(
+            "loss() of the algorithm must return a pair of the loss, a tensor, and a dict of statistics, "
+            f"not {returned!r:.60}"
+        )
+    loss, stats = returned
+    for name, value in (("the loss", loss), *((f"the statistic {name!r}", v) for name, v in stats.items())):
+        if isinstance(value, torch.Tensor) and value.shape != ():
+            raise ValueError(
+                f"loss() of the algorithm returned {name} with shape {tuple(value.shape)}: return one "
+                "number, such as the mean over the pairs"
+            )
+    if not loss.requires_grad:
+        raise ValueError(
+            "loss() of the algorithm returned a loss without a gradient: compute it from the predictions of "
+            "the denoiser, as replay does, and without detach() or no_grad()"
+        )
+    return loss, stats

@@ -3,7 +3,7 @@
 import inspect
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,27 +226,3 @@ def check_rewards(batches: list[list[Any]]) -> torch.Tensor:
                 f"{batch[1][row]!r}: return finite numbers"
             )
     return rewards
-
-
-def check_advantages(advantages: Any, num_samples: int, num_actions: int) -> torch.Tensor:
-    """Return an algorithm's advantages, (N,) or (N, T).
-
-    Raises a TypeError if they are no tensor, and a ValueError if they have another shape.
-    """
-    if not isinstance(advantages, torch.Tensor):
-        raise TypeError(f"advantages() of the algorithm must return a tensor, not {advantages!r:.60}")
-    shapes = ((num_samples,), (num_samples, num_actions))
-    if tuple(advantages.shape) not in shapes:
-        raise ValueError(
-            f"advantages() of the algorithm returned shape {tuple(advantages.shape)} for {num_samples} "
-            f"samples of {num_actions} actions: return one weight per sample, {shapes[0]}, or one per "
-            f"action, {shapes[1]}"
-        )
-    return advantages
-
-
-def check_steps(steps: Any) -> Iterator[Any]:
-    """Return an algorithm's optimizer steps as an iterator; raise a TypeError if they are none."""
-    if not isinstance(steps, Iterable):
-        raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not return {steps!r:.60}")
-    return iter(steps)

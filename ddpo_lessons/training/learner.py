@@ -11,7 +11,7 @@ from diffusers.optimization import get_scheduler
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ddpo_lessons.algorithms.algorithm import Algorithm, Loss, LossAndStats, Pairs
+from ddpo_lessons.algorithms.algorithm import Algorithm, Loss, Pairs, check_loss
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.models.policy import adapter_off
 from ddpo_lessons.models.sharded import forget_gathered, part_of, parted_like, whole
@@ -187,7 +187,7 @@ class Learner:
             is_last = number == len(groups)
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.denoiser):
                 with self._autocast():
-                    value, group_stats = _checked(loss(self.denoiser, group))
+                    value, group_stats = check_loss(loss(self.denoiser, group))
                 self.accelerator.backward(value * share)
             stats.append({"loss": value.detach(), **group_stats})
         num_steps = self.config.num_epochs * self.steps_per_epoch  # which may have changed since the start
@@ -277,29 +277,6 @@ class Learner:
                 own = gradients()
         check_gradients(list(self.trainable), compiled, own)
         self._compared.add(shape)
-
-
-def _checked(returned: Any) -> LossAndStats:
-    """Return the result of an algorithm's loss; raise an error if it cannot be trained on."""
-    is_pair = isinstance(returned, tuple) and len(returned) == 2
-    if not (is_pair and isinstance(returned[0], torch.Tensor) and isinstance(returned[1], dict)):
-        raise TypeError(
-            "loss() of the algorithm must return a pair of the loss, a tensor, and a dict of statistics, "
-            f"not {returned!r:.60}"
-        )
-    loss, stats = returned
-    for name, value in (("the loss", loss), *((f"the statistic {name!r}", v) for name, v in stats.items())):
-        if isinstance(value, torch.Tensor) and value.shape != ():
-            raise ValueError(
-                f"loss() of the algorithm returned {name} with shape {tuple(value.shape)}: return one "
-                "number, such as the mean over the pairs"
-            )
-    if not loss.requires_grad:
-        raise ValueError(
-            "loss() of the algorithm returned a loss without a gradient: compute it from the predictions of "
-            "the denoiser, as replay does, and without detach() or no_grad()"
-        )
-    return loss, stats
 
 
 def held(parameter: nn.Parameter) -> torch.Tensor:
