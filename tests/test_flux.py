@@ -23,6 +23,7 @@ from helpers import (
     make_pipeline,
     make_sd3_pipeline,
     noise_of,
+    run_command,
 )
 from PIL import Image
 from torch import nn
@@ -31,7 +32,6 @@ from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
-from ddpo_lessons.cli import main as cli
 from ddpo_lessons.cli.presets import PRESETS
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
@@ -364,10 +364,6 @@ train --num-epochs 1 --sample-num-steps 3 --sample-batch-size 2 --sample-num-bat
 """)
 
 
-def main(*words: Any) -> None:
-    assert cli.main([str(word) for word in words]) == 0
-
-
 def pixels(file: Path) -> torch.Tensor:
     with Image.open(file) as image:
         return to_tensor(image)
@@ -383,8 +379,8 @@ def test_the_command_line_trains_and_samples_from_noise_and_from_images(tmp_path
     starts = {"text": ("--prompt", "a red three"), "images": ("--images", photos, "--noise-strength", 0.7)}
     for name, words in starts.items():
         run, out = tmp_path / name, tmp_path / f"{name} drawn"
-        main(*TINY, "--model", tmp_path / "model", *words, "--output-dir", run)
-        main("sample", "--run", run, *(["--count", 1] if name == "text" else []), "--output-dir", out)
+        run_command(*TINY, "--model", tmp_path / "model", *words, "--output-dir", run)
+        run_command("sample", "--run", run, *(["--count", 1] if name == "text" else []), "--output-dir", out)
         assert {pixels(file).shape for file in out.glob("[rs]*.png")} == {(3, 32, 32)}
     plain = load_pipeline(tmp_path / "model", dtype=torch.bfloat16)
     read_lora(plain, tmp_path / "text" / "lora")
@@ -407,12 +403,12 @@ def test_the_command_line_gives_kontext_images_beside_the_noise(tmp_path, capsys
         place.mkdir()
         Image.new("RGB", (32, 32), "red").save(place / "red.png")
     flags = (*TINY, "--model", folder, "--images", images, "--prompt", "make it blue", "--output-dir")
-    main(*flags, tmp_path / "run", "--validation", held_out, "--validation-freq", 1)
+    run_command(*flags, tmp_path / "run", "--validation", held_out, "--validation-freq", 1)
     about = json.loads((tmp_path / "run" / "config.json").read_text())["run"]
     assert (about["start"], about["resolution"]) == ("noise with images", 32)
     assert len(read_metrics(tmp_path / "run", "validation")) == 2
-    main("sample", "--run", tmp_path / "run", "--output-dir", tmp_path / "edited")
+    run_command("sample", "--run", tmp_path / "run", "--output-dir", tmp_path / "edited")
     assert pixels(tmp_path / "edited" / "red.png").shape == (3, 32, 32)
     strength = ("--noise-strength", "0.5")
-    assert cli.main([str(word) for word in (*flags, tmp_path / "other", *strength)]) == 2
+    run_command(*flags, tmp_path / "other", *strength, status=2)
     assert "a FluxKontextPipeline edits images" in capsys.readouterr().err

@@ -15,6 +15,8 @@ from diffusers import (
 from helpers import (
     counted_passes,
     ddim_step,
+    generators,
+    images_of,
     make_flux_pipeline,
     make_pipeline,
     make_sd3_pipeline,
@@ -28,16 +30,8 @@ from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout, 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def generators(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
 def embed(family: Any, prompts: Any) -> torch.Tensor:
     return family.condition(prompts, "", guidance_scale=1.0)["prompt_embeds"]
-
-
-def random_images(count: int) -> torch.Tensor:
-    return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 
 
 # ------------------------------------------------------------------------------------ what is sampled
@@ -58,7 +52,7 @@ def test_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha
 @pytest.mark.parametrize("spacing", ["trailing", "leading"])
 def test_img2img_draws_the_images_of_plain_diffusers(spacing):
     pipeline = make_pipeline(timestep_spacing=spacing)
-    prompts, images = ["a red three", "a blue four"], random_images(2)
+    prompts, images = ["a red three", "a blue four"], images_of(2, 32, 32)
     theirs = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
     theirs.set_progress_bar_config(disable=True)
     expected = theirs(
@@ -93,7 +87,7 @@ def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
 
 def test_a_sample_does_not_depend_on_its_batch():
     pipeline = make_pipeline()
-    prompts, images = ["a red three", "", "a two"], random_images(3)
+    prompts, images = ["a red three", "", "a two"], images_of(3, 32, 32)
     settings = SamplingSettings(num_inference_steps=4, guidance_scale=3.0)
     together = img2img_rollout(pipeline, prompts, images, 0.8, settings, generator=generators(1, 2, 3))
     for i in range(3):
@@ -194,7 +188,7 @@ def test_a_schedule_has_the_steps_it_was_asked_for_and_none_below_zero(num_steps
 
 
 def test_img2img_starts_from_the_image_noised_to_the_first_timestep():
-    pipeline, images = make_pipeline(), random_images(2)
+    pipeline, images = make_pipeline(), images_of(2, 32, 32)
     noise = torch.randn(2, 4, 8, 8, generator=generators(1)[0])
     _, trajectory = img2img_rollout(
         pipeline, ["", ""], images, 0.5, SamplingSettings(num_inference_steps=4), initial_noise=noise
@@ -228,7 +222,7 @@ def test_a_schedule_that_begins_after_the_last_trained_timestep_is_refused():
 
 def test_a_deterministic_last_step_is_run_but_not_recorded():
     pipeline, settings = make_pipeline(set_alpha_to_one=True), SamplingSettings(num_inference_steps=3)
-    for rollout, start in ((text2img_rollout, ()), (img2img_rollout, (random_images(1), 1.0))):
+    for rollout, start in ((text2img_rollout, ()), (img2img_rollout, (images_of(1, 32, 32), 1.0))):
         with counted_passes(pipeline.unet) as sizes:
             images, trajectory = rollout(pipeline, [""], *start, settings, generator=generators(1))
         assert len(sizes) == 3
@@ -295,7 +289,7 @@ def test_images_of_any_size_that_the_vae_divides_are_taken():
 
 def test_numbers_of_prompts_and_images_must_agree():
     with pytest.raises(ValueError, match="2 prompts for 1 images"):
-        img2img_rollout(make_pipeline(), ["", ""], random_images(1), 0.5)
+        img2img_rollout(make_pipeline(), ["", ""], images_of(1, 32, 32), 0.5)
 
 
 def test_the_range_of_images_leaves_room_for_rounding():
@@ -315,7 +309,7 @@ def test_a_group_that_draws_its_own_noise_begins_in_one_state(from_images):
     pipeline, prompts = make_pipeline(), ["a red three", "a red three", "nine", "nine"]
     rollout, start = text2img_rollout, ()
     if from_images:
-        rollout, start = img2img_rollout, (random_images(2).repeat_interleave(2, dim=0), 0.7)
+        rollout, start = img2img_rollout, (images_of(2, 32, 32).repeat_interleave(2, dim=0), 0.7)
     settings = SamplingSettings(num_inference_steps=4, guidance_scale=3.0, group_size=2)
     images, trajectory = rollout(pipeline, prompts, *start, settings, generator=generators(1)[0])
     (generator,) = generators(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DDIMPipeline, DDIMScheduler, UNet2DModel
-from helpers import brightness, make_config, make_pipeline, red_three
+from helpers import brightness, generators, make_config, make_pipeline, red_three
 
 from ddpo_lessons import Trainer, rewards
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
@@ -115,20 +115,16 @@ def make_pixels() -> DDIMPipeline:
     return pipeline
 
 
-def two_generators() -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-
-
 @pytest.mark.parametrize("example", ["ddpo_lessons/models/pixel_space.py"], indirect=True)
 def test_the_family_draws_what_plain_diffusers_draws_and_trains(example, monkeypatch, tmp_path):
     ((name, kind),) = re.findall(r'`"(DDIMPipeline)": (\w+),`', PAGE)
     monkeypatch.setitem(FAMILIES, name, getattr(example, kind))
     pipeline = make_pixels()
     plain = pipeline(
-        batch_size=2, generator=two_generators(), eta=1.0, num_inference_steps=4, output_type="np"
+        batch_size=2, generator=generators(1, 2), eta=1.0, num_inference_steps=4, output_type="np"
     ).images  # (2, 16, 16, 3)
     settings = SamplingSettings(num_inference_steps=4)
-    ours, trajectory = text2img_rollout(pipeline, ["", ""], settings, generator=two_generators())
+    ours, trajectory = text2img_rollout(pipeline, ["", ""], settings, generator=generators(1, 2))
     torch.testing.assert_close(ours, torch.tensor(plain).permute(0, 3, 1, 2), atol=1e-5, rtol=0)
     assert trajectory.latents.shape == (2, 4, 3, 16, 16)  # the last of four steps has no noise
     config = make_config(tmp_path / "run", train_use_lora=False)
