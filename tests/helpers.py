@@ -187,7 +187,7 @@ def rounding_pipeline(off: float = 1e-3) -> Any:
     return pipeline
 
 
-def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeline:
+def make_xl_pipeline(**scheduler: Any) -> StableDiffusionXLPipeline:
     """Make a Stable Diffusion XL of random weights, 32x32 images; `scheduler` overrides its config.
 
     As in the real one, the encoders differ in width, and the second tokenizer pads with another token.
@@ -197,7 +197,7 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
     tokenizer_2.pad_token = "!"
     width, pooled, time_width = 48, 40, 8
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         second = make_clip(tokenizer_2, width, pooled, layers=3, heads=4, inside=2 * width, hidden_act="gelu")
         unet = UNet2DConditionModel(
             sample_size=8,
@@ -226,7 +226,7 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
     return quiet(pipeline)
 
 
-def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> StableDiffusion3Pipeline:
+def make_sd3_pipeline(t5: bool = False, **scheduler: Any) -> StableDiffusion3Pipeline:
     """Make a Stable Diffusion 3.5 of random weights, 32x32 images; `scheduler` overrides its config.
 
     T5 or what stands for it has `T5_LENGTH` tokens. Shift and scale of the latents are those of the real one.
@@ -236,7 +236,7 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
     tokenizer_3.model_max_length = T5_LENGTH
     widths, joint = (16, 24), 48  # CLIP's are filled up with zeros to T5's
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         clips = [make_clip(tokenizer, width, width, layers=2, heads=2, inside=width) for width in widths]
         third = make_t5(tokenizer, joint)
         transformer = SD3Transformer2DModel(
@@ -269,9 +269,7 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
     return quiet(pipeline)
 
 
-def make_flux_pipeline(
-    seed: int = 0, guidance: bool = True, kind: type[Any] = FluxPipeline, **scheduler: Any
-) -> Any:
+def make_flux_pipeline(guidance: bool = True, kind: type[Any] = FluxPipeline, **scheduler: Any) -> Any:
     """Make a FLUX.1 of random weights, 32x32 images, "dev" or without guidance "schnell".
 
     `kind` is its class, and `scheduler` overrides its config. The shift grows from 4 to 64 tokens.
@@ -282,7 +280,7 @@ def make_flux_pipeline(
     shifted = {"use_dynamic_shifting": True, "base_image_seq_len": 4, "max_image_seq_len": 64}
     joint = 48
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         clip = recipes.make_text_encoder(tokenizer)
         t5 = make_t5(tokenizer, joint)
         transformer = FluxTransformer2DModel(
@@ -315,8 +313,8 @@ def make_kontext_pipeline() -> FluxKontextPipeline:
     return make_flux_pipeline(kind=FluxKontextPipeline)
 
 
-def noise_of(*shape: int, seed: int = 5) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def noise_of(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
 
 
 def images_of(count: int, height: int, width: int) -> torch.Tensor:

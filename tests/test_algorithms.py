@@ -114,9 +114,9 @@ def per_sample(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten(1).mean(1)
 
 
-def at(times: torch.Tensor = TIMES) -> tuple[torch.Tensor, torch.Tensor]:
+def at_times() -> tuple[torch.Tensor, torch.Tensor]:
     """Return the examples as the authors write them: t (N, 1, 1, 1), and x_t = (1 - t) x0 + t ε."""
-    t = times.view(-1, 1, 1, 1)
+    t = TIMES.view(-1, 1, 1, 1)
     return t, (1 - t) * X0 + t * NOISE
 
 
@@ -130,7 +130,7 @@ def test_nft_begins_with_the_gradient_of_awm_with_t2_over_w(beta):
     samples, learner = samples_of(ADVANTAGES), learner_with(old=NEW)
     loss, _ = begun(NFT(beta)).loss(samples, learner, NEW, PAIRS)
     awm = begun(AWM(time_power=2))
-    t, noisy = at()
+    t, noisy = at_times()
     weight = per_sample((noisy - t * NEW(noisy, 1000 * TIMES) - X0).abs()).detach()
     example = awm.example(samples, PAIRS)
     weighed = samples.advantages.clamp(-5, 5) * awm.log_prob(example, example.predict(NEW)) / weight
@@ -150,7 +150,7 @@ def test_what_nft_costs_at_the_beginning_says_nothing_of_rewards_but_its_gradien
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
 def test_the_first_step_of_awm_is_weighted_pre_training(power):
     loss, record = begun(AWM(power)).loss(samples_of(ADVANTAGES), learner_with(old=NEW), NEW, PAIRS)
-    _, noisy = at()
+    _, noisy = at_times()
     error = per_sample((NEW(noisy, 1000 * TIMES) - (NOISE - X0)).square())
     weights = torch.tensor([1.5, -0.5, -5.0]) * TIMES**power
     torch.testing.assert_close(gradient(loss), gradient((weights * error).mean()), rtol=1e-5, atol=1e-7)
@@ -161,7 +161,7 @@ def test_the_loss_of_awm_is_its_authors():
     """scripts/train_sd3_awm.py of scxue/advantage_weighted_matching, with its weighting t²."""
     changes = {"train_clip_range": 0.02, "train_kl_coefficient": 0.003}
     loss, record = begun(AWM(), **changes).loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
-    _, noisy = at()
+    _, noisy = at_times()
     new, old, first = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
     log_p, log_p_old = (-(TIMES**2) * per_sample((v - (NOISE - X0)) ** 2) for v in (new, old))
     ratio = torch.exp(log_p - log_p_old)
@@ -178,7 +178,7 @@ def test_awm_with_an_ema_policy_is_its_authors():
     changes = {"train_clip_range": DDPOConfig.train_clip_range, "train_kl_coefficient": 5 * 0.003}
     awm = begun(AWM(time_power=1, error_power=0.25, ema_kl_coefficient=5.0), **changes)
     loss, record = awm.loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
-    _, noisy = at()
+    _, noisy = at_times()
     new, average, first = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
     mse = per_sample((new - (NOISE - X0)) ** 2)
     log_p = -((mse + 1e-10) ** 0.25 - 1e-10**0.25) * TIMES / 0.25
@@ -214,7 +214,7 @@ def test_the_loss_of_nft_is_its_authors(beta):
     """scripts/train_nft_sd3.py of NVlabs/DiffusionNFT; their train.beta is our `train_kl_coefficient`."""
     nft = begun(NFT(beta), train_kl_coefficient=1e-4)
     loss, _ = nft.loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
-    t, noisy = at()
+    t, noisy = at_times()
     v, v_old, v_ref = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
     r = (torch.tensor(ADVANTAGES).clamp(-5, 5) / 5 / 2 + 0.5).clamp(0, 1)
     positive = beta * v + (1 - beta) * v_old
@@ -231,7 +231,7 @@ def test_the_loss_of_nft_is_its_authors(beta):
 
 def elbo(net: nn.Module) -> torch.Tensor:
     """compute_elbo of jaemoo-choi/rethinking-diffusion-rl, "adaptive": (N,)."""
-    t, noisy = at()
+    t, noisy = at_times()
     x0 = noisy - t * net(noisy, 1000 * TIMES)
     weight = (x0 - X0).abs().mean(dim=(1, 2, 3), keepdim=True).clip(min=1e-5).detach()
     return -((x0 - X0) ** 2 / weight).mean(dim=(1, 2, 3))
@@ -243,7 +243,7 @@ def test_the_loss_of_pepg_is_its_authors():
     loss, record = pepg.loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
     log_ratio = elbo(NEW).detach() - elbo(OLD).detach()
     advantages = 0.2 * torch.tensor(ADVANTAGES, dtype=torch.float64).clamp(-5, 5)
-    noisy = at()[1]
+    noisy = at_times()[1]
     distance = (NEW(noisy, 1000 * TIMES) - FIRST(noisy, 1000 * TIMES)).square().mean()
     theirs = -(log_ratio.exp() * (advantages - log_ratio) * elbo(NEW)).mean() + 1e-4 * distance
     assert loss.item() == pytest.approx(theirs.item(), rel=1e-9)
@@ -379,16 +379,14 @@ def squares(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return images.square().mean(dim=(1, 2, 3)) * (rows + 1)
 
 
-def last_states(count: int = 2) -> tuple[Samples, torch.Tensor]:
+def last_states() -> tuple[Samples, torch.Tensor]:
     """Two samples with the states of four steps of an ODE, and the noise levels."""
     sigmas = torch.tensor([1.0, 0.8, 0.5, 0.3, 0.0])
     schedule = FlowSchedule(sigmas, 0.0, "cpu")
-    latents = wave(count, 5, 2, 2, 2).float()
-    trajectory = Trajectory(
-        latents, schedule.timesteps.expand(count, -1), torch.zeros(count, 4), {}, 1.0, schedule,
-        latents[:, -1],
-    )  # fmt: skip
-    return Samples(0, 0, 0, torch.arange(count), trajectory, torch.zeros(count), squares), sigmas
+    latents = wave(2, 5, 2, 2, 2).float()
+    actions = schedule.timesteps.expand(2, -1), torch.zeros(2, 4)
+    trajectory = Trajectory(latents, *actions, {}, 1.0, schedule, latents[:, -1])
+    return Samples(0, 0, 0, torch.arange(2), trajectory, torch.zeros(2), squares), sigmas
 
 
 def test_the_loss_of_draft_is_its_authors():
@@ -603,12 +601,7 @@ def test_how_draft_is_grouped_changes_nothing_where_steps_have_noise(tmp_path):
     torch.testing.assert_close(*weights, atol=1e-6, rtol=0)
 
 
-@torch.no_grad()
-def dull(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-    return images.mean(dim=(1, 2, 3))
-
-
-@pytest.mark.parametrize("reward", [dull, jpeg_compressibility()])
+@pytest.mark.parametrize("reward", [torch.no_grad()(brightness), jpeg_compressibility()])
 @pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
 def test_a_reward_without_a_gradient_is_one_clear_error(tmp_path, algorithm, reward):
     trainer = make_trainer(tmp_path, algorithm, reward=reward)

@@ -42,9 +42,9 @@ def test_sdes_keep_the_marginals_in_the_limit_and_cps_does_not(steps, ode, flow,
     assert final_variance(steps, 0.8, "cps") == pytest.approx(cps, abs=1e-4)
 
 
-def make_steps(steps: int = 5) -> tuple[FlowMatchEulerDiscreteScheduler, torch.Tensor]:
+def make_steps() -> tuple[FlowMatchEulerDiscreteScheduler, torch.Tensor]:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(steps)
+    scheduler.set_timesteps(5)
     return scheduler, scheduler.sigmas
 
 

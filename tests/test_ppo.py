@@ -10,11 +10,11 @@ from ddpo_lessons.ppo import check_finite, clipped_loss, clipped_surrogate
 
 
 def surrogate_of_ratios(
-    ratios: list[float], advantages: list[float], clip_range: float = 0.2, **options: float
+    ratios: list[float], advantages: list[float], **options: float
 ) -> tuple[torch.Tensor, Any]:
     log_prob = torch.tensor(ratios).log()
     old = torch.zeros(len(ratios))
-    return clipped_surrogate(log_prob, old, torch.tensor(advantages), clip_range, **options)
+    return clipped_surrogate(log_prob, old, torch.tensor(advantages), clip_range=0.2, **options)
 
 
 @pytest.mark.parametrize(

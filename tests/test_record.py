@@ -152,10 +152,6 @@ def test_a_constant_reward_is_told_once(tmp_path):
 
 
 # --------------------------------------------------------------------------------- from LoRA weights
-def weights(trainer: DDPOTrainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.learner.trainable.values()])
-
-
 def test_a_new_run_starts_from_lora_weights_with_a_fresh_optimizer(tmp_path):
     layers = ("to_q", "conv1")
     first = run(tmp_path / "a", train_lora_rank=2, train_lora_alpha=6, train_lora_target_modules=layers)

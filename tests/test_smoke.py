@@ -68,14 +68,14 @@ def test_a_smoke_run_on_a_gpu(tmp_path):
     assert found.seconds > 0
 
 
-def write_run(folder: Path, price: float = 0.5) -> None:
-    """Write two epochs of 16 images, 1.5 hours in all."""
+def write_run(folder: Path) -> None:
+    """Write two epochs of 16 images, 1.5 hours in all at 0.5 per hour."""
     parts = {"seconds_sampling": 1000.0, "seconds_reward": 100.0, "seconds_training": 1500.0}
     with (folder / "metrics.jsonl").open("w") as file:
         for epoch in (1, 2):
             seen = {"epoch": epoch, "samples_seen": 16 * epoch, "reward_mean": 0.0}
             file.write(json.dumps({"kind": "epoch", **seen, **parts, "seconds_other": 100.0}) + "\n")
-    (folder / "config.json").write_text(json.dumps(make_config(folder, price_per_hour=price).to_dict()))
+    (folder / "config.json").write_text(json.dumps(make_config(folder, price_per_hour=0.5).to_dict()))
 
 
 def test_cost_by_hand(tmp_path):

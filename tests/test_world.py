@@ -18,6 +18,8 @@ def test_splits_share_no_handwriting_and_cover_everything():
         assert not bitmaps[one] & bitmaps[other]
         assert bitmaps[one] | bitmaps[other] == bitmaps["train"]
     assert bitmaps["validation"] <= bitmaps["reward"]
+    with pytest.raises(ValueError, match="split='valid'"):
+        digits.handwriting("valid")
 
 
 def test_ten_pairs_are_left_out_one_for_each_digit():
@@ -107,11 +109,11 @@ def test_an_edit_asks_for_two_other_colors_and_its_target_is_the_same_handwritin
     assert torch.allclose(back, edits.inputs.images, atol=1e-5)
 
 
-def slanted_stroke(slope, width=3.0):
-    """A red stroke on white, 20 pixels high; at height y its middle lies `slope * y` to the right."""
+def slanted_stroke(slope):
+    """A red stroke on white, 20 x 3 pixels; at height y its middle lies `slope * y` to the right."""
     y = 15.5 - torch.arange(32)[:, None]  # upwards
     x = torch.arange(32) - 15.5
-    ink = (width / 2 + 0.5 - (x - slope * y).abs()).clamp(0, 1) * (y.abs() < 10)
+    ink = (2 - (x - slope * y).abs()).clamp(0, 1) * (y.abs() < 10)
     red, white = (torch.tensor(digits.COLORS[name])[:, None, None] for name in ("red", "white"))
     return ink * red + (1 - ink) * white
 

@@ -12,10 +12,10 @@ import torch
 ARGS = {"gamma": 0.99, "lam": 0.9, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 0.1, "kl_coef": 0.05}
 
 
-def make_case(seed: int, lengths: tuple[int, ...], places: int = 6, vocabulary: int = 11) -> dict[str, Any]:
-    """Draw the tensors of one minibatch, responses (B, T) padded on the right to `places`."""
+def make_case(seed: int, lengths: tuple[int, ...]) -> dict[str, Any]:
+    """Draw the tensors of one minibatch, responses (B, 6) of 11 words, padded on the right."""
     generator = torch.Generator().manual_seed(seed)
-    batch = len(lengths)
+    batch, places, vocabulary = len(lengths), 6, 11
 
     def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return (scale * torch.randn(*shape, generator=generator)).round(decimals=4)
