@@ -74,8 +74,9 @@ def test_hub_that_answers_if_with_an_error(hub, status):
     assert hub_module.hub_reachable()
 
 
-def test_hub_offline_switch_asks_nobody(hub, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+@pytest.mark.parametrize(("name", "value"), [("HF_HUB_OFFLINE", True), ("ENDPOINT", "models.example")])
+def test_hub_that_is_switched_off_or_has_no_address(hub, monkeypatch, name, value):
+    monkeypatch.setattr(constants, name, value)
     assert not hub_module.hub_reachable()
 
 
@@ -83,11 +84,6 @@ def test_hub_that_accepts_and_never_answers(hub, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert not hub_module.hub_reachable(timeout=0.1)
-
-
-def test_hub_address_that_is_none(hub, monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "models.example")
-    assert not hub_module.hub_reachable()
 
 
 # ---- doctor

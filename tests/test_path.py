@@ -27,31 +27,26 @@ def package_functions() -> list[str]:
     return names[::-1]
 
 
-def test_from_train_to_the_clipped_loss_are_four_calls(tmp_path, monkeypatch):
-    stacks = []
-    clipped = ddpo.clipped_surrogate
+@pytest.mark.parametrize(
+    ("place", "name", "first", "last"),
+    [
+        (ddpo, "clipped_surrogate", ["step", "loss"], ["step", "loss"]),
+        (StableDiffusion, "predict", ["sample", "sample_trajectory"], ["step", "loss", "replay"]),
+    ],
+)
+def test_from_train_to_the_clipped_loss_and_the_policy_are_four_calls(
+    tmp_path, monkeypatch, place, name, first, last
+):
+    stacks, function = [], getattr(place, name)
 
     def seen(*arguments):
-        stacks.append([*package_functions(), "clipped_surrogate"])
-        return clipped(*arguments)
+        stacks.append(package_functions())
+        return function(*arguments)
 
-    monkeypatch.setattr(ddpo, "clipped_surrogate", seen)
+    monkeypatch.setattr(place, name, seen)
     DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
-    assert stacks[0] == ["train", "step", "step", "loss", "clipped_surrogate"]
-
-
-def test_from_train_to_the_policy_are_four_calls(tmp_path, monkeypatch):
-    stacks = []
-    predict = StableDiffusion.predict
-
-    def seen(*arguments):
-        stacks.append([*package_functions(), "predict"])
-        return predict(*arguments)
-
-    monkeypatch.setattr(StableDiffusion, "predict", seen)
-    DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
-    assert stacks[0] == ["train", "step", "sample", "sample_trajectory", "predict"]
-    assert stacks[-1] == ["train", "step", "step", "loss", "replay", "predict"]
+    assert stacks[0] == ["train", "step", *first]
+    assert stacks[-1] == ["train", "step", *last]
 
 
 def test_an_epoch_runs_at_most_150_functions_of_the_package(tmp_path):
