@@ -16,6 +16,7 @@ def edit_requests(seed: int) -> PromptSampler:
 
     The seed decides the sequence and the images.
     """
+
     def draw(generator: random.Random) -> Any:
         edits = digits.draw_edits(1, "practice", generator.getrandbits(62))
         image, digit = edits.inputs.images[0], edits.inputs.digits.item()
