@@ -80,3 +80,20 @@ def test_values_stand_in_tables(text):
 def test_sentences_are_short(text):
     parts = sentences(text)
     assert sum(len(words(part)) for part in parts) / len(parts) <= 22
+
+
+def raw(path: Path) -> str:
+    text = path.read_text("utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+
+
+def test_a_lesson_is_called_by_its_title():
+    """Wherever a link, a card or a figure names a lesson: by its title up to the colon."""
+    found = {path: re.search(r"^# (\d\d · [^:\n]+)", raw(path), re.MULTILINE) for path in LESSONS}
+    titles = {match[1] for match in found.values() if match}
+    assert len(titles) == len(LESSONS)
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *LESSONS]:
+        names = re.findall(r'(?:\[|alt="|grid-item-card\} )(\d\d · [^\]"\n]*)', raw(path))
+        assert set(names) <= titles, path.name
