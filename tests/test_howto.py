@@ -85,6 +85,20 @@ def test_memory_of_flow_models_is_the_committed_one():
         assert f"| {' | '.join(cells)} |" in (HOWTO / "your-card.md").read_text("utf-8")
 
 
+def test_answers_repeat_other_tables():
+    """The rewards of lesson 12 and the hours of the page on GPUs, in the page of questions."""
+    faq = (HOWTO / "faq.md").read_text("utf-8")
+    lesson = (HOWTO.parents[1] / "notebooks" / "12_which_algorithm.ipynb").read_text("utf-8")
+    for name in ("RWR", "DDPO", "online DPO"):
+        (mean,) = re.findall(rf"^\| {name} \| ([^|]+) \|", faq, flags=re.MULTILINE)
+        assert f"| {name} | {mean} |" in lesson
+    hours = re.findall(r"^\| (RTX \d+), \d+ GB.* \| ([\d.]+) \| (\d+ to \d+) \|$", faq, flags=re.MULTILINE)
+    assert len(hours) == 2
+    page = (HOWTO / "your-card.md").read_text("utf-8")
+    for gpu, memory, long_run in hours:
+        assert re.search(rf"^\| {gpu} \|.*\| {memory} \|.*\| {long_run} \|$", page, flags=re.MULTILINE)
+
+
 def test_hours_on_a_card_are_the_committed_ones():
     runs = json.loads((HOWTO.parents[1] / "ddpo_lessons/lessons/paper_run.json").read_text("utf-8"))["runs"]
     smoke = {run["card"]: run for run in runs if run["run"] == "smoke"}
