@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import AutoPipelineForImage2Image, DDIMScheduler
+from diffusers import DDIMScheduler
 
 from ddpo_lessons.data.contexts import Context, check_rewards, score
 from ddpo_lessons.data.starts import FromImages
+from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.models import family_of, image_size
 from ddpo_lessons.models.policy import adapter_off, copy_of, read_lora, unwrap_forward, with_parts
 from ddpo_lessons.rollout import Trajectory
@@ -184,7 +186,8 @@ def draw_saved(
     pipeline = copy_of(trainer.pipeline)
     sampler = replace(trainer.sampler, family=family_of(pipeline))
     if not trainer.use_lora:
-        loaded = type(pipeline).from_pretrained(folder).to(trainer.accelerator.device)
+        with quiet_loading():
+            loaded = type(pipeline).from_pretrained(folder).to(trainer.accelerator.device)
         return None, replace(sampler, family=family_of(loaded)).draw(contexts)
     pipeline.unload_lora_weights()
     bare = sampler.draw(contexts)
@@ -227,7 +230,8 @@ def draw_plain(sampler: Sampler, contexts: Sequence[Context]) -> torch.Tensor:
     height, width = start.size(contexts) or (side, side)
     settings: dict[str, Any] = {"height": height, "width": width}
     if isinstance(start, FromImages):
-        plain = AutoPipelineForImage2Image.from_pipe(plain, **family.without_checker)
+        with quiet_loading():
+            plain = diffusers.AutoPipelineForImage2Image.from_pipe(plain, **family.without_checker)
         images = torch.stack([context.image for context in contexts if context.image is not None])
         settings = {"image": family.encode(images), "strength": start.noise_strength}
     loaded = getattr(plain.scheduler, "replaced", plain.scheduler)  # the model's own

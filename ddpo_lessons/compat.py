@@ -18,17 +18,20 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import torch
-from diffusers import StableDiffusionPipeline
-from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
 from ddpo_lessons import config, trainer
 from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.models import family_of, load_pipeline
 from ddpo_lessons.models.policy import save_policy, with_adapters, with_parts
 from ddpo_lessons.models.stable_diffusion import make_schedule
+
+with quiet_loading():
+    from diffusers import StableDiffusionPipeline
+    from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
 
 # ---------------------------------------------------------------------------------------- pipelines

@@ -35,6 +35,7 @@ from ddpo_lessons.data.contexts import (
     info_means,
 )
 from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.loading import draws_bars
 from ddpo_lessons.models import family_of
 from ddpo_lessons.models.policy import (
     load_adapter,
@@ -55,7 +56,6 @@ from ddpo_lessons.training.memory import OutOfMemory, halve, sized
 from ddpo_lessons.training.processes import (
     Share,
     check_sharding,
-    draws_bars,
     make_accelerator,
     make_autocast,
     progress_bar,

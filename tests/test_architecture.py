@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ddpo_lessons"
 # From the bottom: a module imports its own floor and those below, never one above.
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
-        "worlds", "embedded", "image", "damages", "plan", "words", "hub", "own",
+        "worlds", "embedded", "loading", "image", "damages", "plan", "words", "hub", "own",
         "batching", "advantages", "ppo", "ddim", "flow", "table",
     ),
     ("config", "rewards"),

@@ -20,6 +20,7 @@ from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.models import Family, family_class
 from ddpo_lessons.models.stable_diffusion import count_steps
 from ddpo_lessons.models.stable_diffusion_3 import StableDiffusion3
@@ -135,7 +136,8 @@ def _edits(model: str) -> bool:
 def _family(model: str) -> type[Family] | None:
     """Return the family of a model, if its files are on this machine."""
     try:
-        index = DiffusionPipeline.load_config(str(CHECKPOINTS.get(model, model)), local_files_only=True)
+        with quiet_loading():
+            index = DiffusionPipeline.load_config(str(CHECKPOINTS.get(model, model)), local_files_only=True)
     except OSError:
         return None
     return family_class(index["_class_name"])

@@ -8,7 +8,6 @@ import difflib
 import functools
 import importlib
 import operator
-import os
 import sys
 import sysconfig
 import traceback
@@ -103,9 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *place, **_: (
         f"warning: {message}\n"
     )  # without a path of the package
-    warnings.filterwarnings("ignore", message=".*local_dir_use_symlinks")  # by diffusers, of its own call
-    # At import, transformers warns of image processors without torchvision, which nothing here uses.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         try:
             flags = parse(argv)

@@ -28,7 +28,7 @@ from ddpo_lessons.models import family_of, image_size, load_pipeline
 from ddpo_lessons.models.policy import loaded_dtype, read_lora
 from ddpo_lessons.named_prompts import get_prompts
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
-from ddpo_lessons.training.processes import loading_bars, make_autocast
+from ddpo_lessons.training.processes import make_autocast
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
 COUNT = 4  # images where no number is asked for
@@ -52,8 +52,7 @@ def run(arguments: Sample) -> int:
     _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
     files = [job.file for job in jobs if job.file is not None]
     check_files(files)
-    with loading_bars():
-        pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
+    pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
     edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments)
     if size is not None:
         check_size(size, *family_of(pipeline).sides, resolution=size[0])

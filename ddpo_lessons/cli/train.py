@@ -14,7 +14,7 @@ from ddpo_lessons.models import image_size, load_pipeline
 from ddpo_lessons.models.policy import loaded_dtype
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.trainer import ImageSamplesHook, Trainer
-from ddpo_lessons.training.processes import loading_bars, say
+from ddpo_lessons.training.processes import say
 from ddpo_lessons.training.trackers import PLOT
 from ddpo_lessons.validation import Validation
 
@@ -45,7 +45,6 @@ def run(arguments: Train) -> int:
     return 128 + trainer.stopped_by
 
 
-@loading_bars()
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
     """Run all cheap checks, then load models; return the trainer."""
     chosen = arguments.chosen

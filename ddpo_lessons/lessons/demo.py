@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import diffusers
 import torch
-from diffusers import StableDiffusionImg2ImgPipeline
 from diffusers.utils import logging
 
 from ddpo_lessons.algorithms import make_algorithm
@@ -33,7 +33,6 @@ from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.training.processes import loading_bars
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.animals import judge_edits
 
@@ -96,7 +95,7 @@ def img2img(
 
     The noise of image n has the seed `first_seed + n`, so that it is the same in every call.
     """
-    plain = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
+    plain = diffusers.StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
     plain.set_progress_bar_config(disable=True)
     out = []
     for numbers in torch.arange(len(prompts)).split(25):
@@ -139,8 +138,7 @@ def run(arguments: Demo) -> int:
     """Run the demo and print its results; return 0, or 128 plus the number of the signal that stopped it."""
     started = time.perf_counter()
     folder, count = arguments.output_dir, arguments.eval_images
-    with loading_bars():
-        pipeline, test = load_tiny_zoo(), Evaluation(animals.draw_edits(count, TEST))
+    pipeline, test = load_tiny_zoo(), Evaluation(animals.draw_edits(count, TEST))
     unseen_animals = Evaluation(animals.draw_edits(count, TEST, animals.NEW_ANIMALS))
     watch = Evaluation(animals.draw_edits(min(WATCHED, count), VALIDATION))
     best, before, best_unseen, before_unseen, watched, *turned = _generate(

@@ -14,6 +14,7 @@ from torch import nn
 
 from ddpo_lessons import hub
 from ddpo_lessons.embedded import CHECKPOINTS, no_model
+from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.models.family import Family as Family
 from ddpo_lessons.models.family import Schedule as Schedule
 from ddpo_lessons.models.flux import Flux, FluxKontext
@@ -83,18 +84,19 @@ def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype 
     place = str(CHECKPOINTS.get(str(model), model))
     is_local = hub.only_here(place)
     try:
-        index = DiffusionPipeline.load_config(place, revision=revision, local_files_only=is_local)
-        family = family_class(index["_class_name"])
-        # diffusers needs the parts that were left out when the model was saved (often T5) as arguments again.
-        left_out = {part: None for part, classes in index.items() if classes == [None, None]}
-        pipeline = getattr(diffusers, index["_class_name"]).from_pretrained(
-            place,
-            revision=revision,
-            use_safetensors=True,
-            local_files_only=is_local,
-            dtype=dtype,
-            **{**left_out, **family.without_checker},
-        )
+        with quiet_loading(bars=model not in CHECKPOINTS):
+            index = DiffusionPipeline.load_config(place, revision=revision, local_files_only=is_local)
+            family = family_class(index["_class_name"])
+            # diffusers needs the parts that were left out when the model was saved (often T5) as arguments.
+            left_out = {part: None for part, classes in index.items() if classes == [None, None]}
+            pipeline = getattr(diffusers, index["_class_name"]).from_pretrained(
+                place,
+                revision=revision,
+                use_safetensors=True,
+                local_files_only=is_local,
+                dtype=dtype,
+                **{**left_out, **family.without_checker},
+            )
     except TypeError:
         raise
     except Exception as error:  # network, file and format errors share the remedy, but no base

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
+from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.models.family import Family
 from ddpo_lessons.models.lora import use_summed_weights
 from ddpo_lessons.models.sharded import whole
@@ -322,7 +323,8 @@ def with_parts(pipeline: Any, parts: Mapping[str, Any]) -> Any:
     """Return a pipeline with some parts replaced, without copying or casting."""
     known = inspect.signature(type(pipeline).__init__).parameters
     settings = {k: v for k, v in pipeline.config.items() if k in known and k not in pipeline.components}
-    return type(pipeline)(**{**pipeline.components, **settings, **parts})
+    with quiet_loading():
+        return type(pipeline)(**{**pipeline.components, **settings, **parts})
 
 
 def copy_of(pipeline: Any, dtype: torch.dtype | None = None) -> Any:

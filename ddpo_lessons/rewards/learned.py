@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddpo_lessons import hub
+from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.rewards.reward import (
     Metadata,
     RewardFunction,
@@ -46,13 +47,14 @@ def load_from_hub(
     from huggingface_hub import snapshot_download
 
     try:
-        here = Path(model)
-        if not here.exists():
-            found = snapshot_download(
-                str(model), allow_patterns=list(files), local_files_only=hub.only_here(model)
-            )
-            here = Path(found)
-        return load(here)
+        with quiet_loading(bars=True):
+            here = Path(model)
+            if not here.exists():
+                found = snapshot_download(
+                    str(model), allow_patterns=list(files), local_files_only=hub.only_here(model)
+                )
+                here = Path(found)
+            return load(here)
     except Exception as error:  # network, file and format errors share the remedy, but no base
         remedy = (
             "On a machine with a network run `hf download MODEL --local-dir FOLDER`, copy the folder here "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.text.text_ppo import positions
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
@@ -184,27 +185,27 @@ def load_text_models(
     too small for anything else, go to the CPU, those of the hub to a GPU, unless `device` says otherwise.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-    from transformers.utils import logging
 
     is_hub = profile == "hub"
-    if not is_hub:  # bars are for downloads
-        logging.disable_progress_bar()
     policy = policy or (HUB_POLICY if is_hub else CHECKPOINT / "policy")
     reward = reward or (HUB_REWARD if is_hub else CHECKPOINT / "reward")
     device = device or ("cuda" if is_hub and torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(policy)
+    with quiet_loading(bars=is_hub):
+        tokenizer = AutoTokenizer.from_pretrained(policy)
+        model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).to(device).eval()
+        classifier = AutoModelForSequenceClassification.from_pretrained(reward, dtype=torch.float32)
+        reward_tokenizer = AutoTokenizer.from_pretrained(reward)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:  # GPT-2 has none
         tokenizer.pad_token = tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).to(device).eval()
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.eos_token_id = tokenizer.eos_token_id
-    classifier = AutoModelForSequenceClassification.from_pretrained(reward, dtype=torch.float32).to(device)
+    classifier = classifier.to(device)
     if hasattr(classifier, "score") and classifier.config.num_labels == 1:  # causal, and one logit
         value = ValueModel.from_classifier(classifier)
     else:
         value = ValueModel.from_policy(model)
-    sentiment = SentimentReward(classifier, AutoTokenizer.from_pretrained(reward))
+    sentiment = SentimentReward(classifier, reward_tokenizer)
     return TextModels(model, sentiment, value.requires_grad_(True), tokenizer)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TextIO
@@ -16,9 +16,9 @@ from diffusers.utils import logging
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from tqdm.auto import tqdm
-from transformers.utils import logging as of_transformers
 
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.loading import draws_bars
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _REFUSED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
@@ -108,29 +108,10 @@ def all_same(accelerator: Accelerator, value: Any) -> bool:
     return bool((accelerator.gather(torch.tensor([own], device=accelerator.device)) == own).all())
 
 
-def draws_bars() -> bool:
-    """Return whether progress bars can be shown, which is on terminals and in notebooks."""
-    return sys.stderr.isatty() or "ipykernel.zmqshell" in sys.modules
-
-
 def progress_bar(accelerator: Accelerator, name: str, total: int, **settings: Any) -> Any:
     """Make a progress bar, unless `diffusers.utils.logging.disable_progress_bar()` was called."""
     is_drawn = accelerator.is_local_main_process and draws_bars()
     return logging.tqdm(total=total, desc=name, disable=not is_drawn, **settings)
-
-
-@contextlib.contextmanager
-def loading_bars() -> Iterator[None]:
-    """Hide the progress bars of loading libraries if the output is a file, within a `with` block."""
-    libraries = () if draws_bars() else (logging, of_transformers)
-    on = [library for library in libraries if library.is_progress_bar_enabled()]
-    for library in on:
-        library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for library in on:
-            library.enable_progress_bar()
 
 
 def say(accelerator: Accelerator, text: str, file: TextIO | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.loading import quiet_loading
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
@@ -40,6 +41,7 @@ def load_tiny_zoo() -> StableDiffusionPipeline:
 def _load(name: str, **left_out: None) -> Any:
     from diffusers import DiffusionPipeline
 
-    pipeline = DiffusionPipeline.from_pretrained(CHECKPOINTS[name], local_files_only=True, **left_out)
+    with quiet_loading():
+        pipeline = DiffusionPipeline.from_pretrained(CHECKPOINTS[name], local_files_only=True, **left_out)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
