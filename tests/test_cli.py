@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 import typing
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -503,6 +504,23 @@ def test_sizes_are_kept_when_asked_for(here, model, photos):
     run_command("sample", *flags, "--images", *images)
     assert [Image.open(here / "samples" / f"{name}.png").size for name in "ab"] == [(40, 48), (20, 20)]
     assert Image.open(here / "samples" / "grid.png").size == (2 * 2 * 40, 2 * 2 * 48)  # twice as large
+
+
+@pytest.mark.parametrize("side", [48, 64])
+def test_a_resolution_far_above_the_models_own_is_warned_of_before_sampling(side, model, here):
+    flags = f"train --model {model} --prompt cat --reward colourfulness --resolution {side}".split()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        train.make_trainer(cli.parse(flags), None)
+    said = [str(each.message) for each in found if "resolution" in str(each.message)]
+    start = "resolution=64 is 2 times the model's own 32: images are usually worse than at that size, and"
+    assert [text.startswith(start) for text in said] == ([True] if side == 64 else [])
+
+
+def test_a_sample_far_above_the_models_own_resolution_is_warned_of(model, here):
+    flags = ("--model", model, "--prompt", "cat", "--steps", 1, "--count", 1)
+    with pytest.warns(UserWarning, match=r"their 4 times as many pixels\. Leave resolution out to use 32\."):
+        run_command("sample", *flags, "--resolution", 64)
 
 
 def test_a_stray_config_is_not_that_of_a_run(here, model):

@@ -22,8 +22,9 @@ from ddpo_lessons.data.folders import (
     open_image,
 )
 from ddpo_lessons.data.prompts import from_file, read_prompts
+from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.image import check_size, fit, image_grid, to_pil, to_tensor
+from ddpo_lessons.image import fit, image_grid, to_pil, to_tensor
 from ddpo_lessons.models import family_of, image_size, load_pipeline
 from ddpo_lessons.models.policy import loaded_dtype, read_lora
 from ddpo_lessons.named_prompts import get_prompts
@@ -55,7 +56,7 @@ def run(arguments: Sample) -> int:
     pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
     edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments)
     if size is not None:
-        check_size(size, *family_of(pipeline).sides, resolution=size[0])
+        FromNoise(resolution=size[0]).check_resolution(family_of(pipeline))
     if arguments.keep_size:
         _check_sizes(files, image_size(pipeline), *family_of(pipeline).sides)
     if policy.lora is not None:

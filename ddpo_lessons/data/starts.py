@@ -1,5 +1,6 @@
 """Starts of a rollout: noise (text-to-image, editing) or a noised image (img2img)."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -11,6 +12,8 @@ from ddpo_lessons.data.contexts import Context, image_context, text_context
 from ddpo_lessons.image import check_size
 from ddpo_lessons.models import Family, Schedule
 from ddpo_lessons.rollout import from_images, from_noise
+
+TOO_LARGE = 2  # times the model's own side, from where on a resolution is warned of
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,19 @@ class FromNoise:
         return {"start": self.name, **asdict(self)}
 
     def check_resolution(self, family: Family) -> None:
-        """Raise a ValueError for a resolution that the model cannot take."""
-        if self.resolution is not None:
-            check_size((self.resolution, self.resolution), *family.sides, resolution=self.resolution)
+        """Raise a ValueError for a resolution that the model cannot take; warn of one far above its own."""
+        side = self.resolution
+        if side is None:
+            return
+        check_size((side, side), *family.sides, resolution=side)
+        times = family.latents_shape((side, side))[-1] / family.latents_shape()[-1]
+        if times >= TOO_LARGE:
+            warnings.warn(
+                f"resolution={side} is {times:g} times the model's own {side / times:g}: images are usually "
+                f"worse than at that size, and time and memory grow with their {times**2:.0f} times as many "
+                f"pixels. Leave resolution out to use {side / times:g}.",
+                stacklevel=4,
+            )
 
     def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
         """Return the schedule of a rollout for contexts of one size, which is the whole schedule."""
