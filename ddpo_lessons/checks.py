@@ -22,7 +22,7 @@ from ddpo_lessons.models import family_of, image_size
 from ddpo_lessons.models.policy import adapter_off, copy_of, read_lora, unwrap_forward, with_parts
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.training.first_epoch import SKIPPED, Finding, Findings, judged
+from ddpo_lessons.training.first_epoch import SKIPPED, Finding, Findings, judged, skip_if_failed
 from ddpo_lessons.training.sampler import Sampler
 
 SHOWN = 4  # number of images that are generated several times
@@ -152,16 +152,21 @@ def _of_saving(
         trainer.save_pretrained(folder)
         still_bare, loaded = draw_saved(trainer, contexts, Path(folder))
     moved, error = _distance(after, before), _distance(after, loaded)
-    rates = [] if trainer.watched is None else trainer.watched.rates
-    is_excused = not any(rates)  # a learning rate of 0, at the start or the end of a schedule
-    skipped = trainer.learner.only_skipped
+    watched = trainer.watched
+    assert watched is not None
+    is_excused = not any(watched.rates)  # a learning rate of 0, at the start or the end of a schedule
+    drawn = judged(
+        "training changes the sampled images",
+        moved > 0 or is_excused,
+        f"by {moved:.1e} on average, from the same noise",
+        "does the sampler use other weights than those that are trained?",
+    )
+    if trainer.learner.only_skipped:
+        drawn = Finding(drawn.check, True, SKIPPED, checked=False)
+    elif watched.is_flat:
+        drawn = skip_if_failed(drawn)
     found = [
-        judged(
-            "training changes the sampled images",
-            moved > 0 or skipped or is_excused,
-            SKIPPED if skipped else f"by {moved:.1e} on average, from the same noise",
-            "does the sampler use other weights than those that are trained?",
-        ),
+        drawn,
         judged(
             "the saved weights give the trained model's images",
             moved == 0 or error <= 0.25 * moved + 1e-6,

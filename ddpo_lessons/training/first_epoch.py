@@ -33,11 +33,13 @@ class Finding:
     """The result of a check; if it failed, `says` ends with the most likely cause."""
 
     check: str
-    passed: bool
+    passed: bool  #: also True if the check was left out
     says: str
+    checked: bool = True  #: False if the check was left out, because of what `says`
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.passed else 'FAIL'}  {self.check}: {self.says}"
+        mark = "skip" if not self.checked else "ok  " if self.passed else "FAIL"
+        return f"{mark}  {self.check}: {self.says}"
 
 
 class Findings(Lines[Finding]):
@@ -49,12 +51,21 @@ class Findings(Lines[Finding]):
         return [finding for finding in self if not finding.passed]
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()}\n{len(self) - len(self.failed)} of {len(self)} checks passed"
+        skipped = sum(not finding.checked for finding in self)
+        passed = len(self) - len(self.failed) - skipped
+        text = f"{super().__repr__()}\n{passed} of {len(self)} checks passed"
+        return f"{text}, {skipped} not checked" if skipped else text
 
 
 def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:
     """Make a finding, with the remedy after the observation if the check failed."""
     return Finding(check, passed, says if passed else f"{says}; {remedy}")
+
+
+def skip_if_failed(finding: Finding) -> Finding:
+    """Mark a failed check as not checked, because rewards that do not differ are the cause."""
+    says = "not checked, because rewards do not differ, so that every gradient is 0"
+    return finding if finding.passed else Finding(finding.check, True, says, checked=False)
 
 
 class FirstEpoch:
@@ -70,6 +81,7 @@ class FirstEpoch:
         self.replay_errors: list[float] = []  # the largest |ratio - 1| of each step, where there are ratios
         self.sampling_errors: list[float] = []  # and that of sampling, where old log-probs are computed again
         self.rewards = torch.zeros(0)  # (N,) of all processes
+        self.is_flat = False  # whether rewards do not differ, and therefore every gradient is 0
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -98,9 +110,11 @@ class FirstEpoch:
         g times one prediction minus g - 1 times the other, amplifies the rounding of both by up to 2g - 1.
         """
         norms = self.learner.accelerator.gather(self.gradients[None]).amax(0)  # (weights,) of all processes
-        found = [self._of_rewards(group_size), self._of_gradients(norms), self._of_weights(norms)]
+        rewards, found = self._of_rewards(group_size), [self._of_gradients(norms), self._of_weights(norms)]
         rounding = ROUNDING * max(1.0, 2 * guidance_scale - 1)
-        return [*found, *self._of_ratios(NOT_CLIPPED if clip_range is None else clip_range / 2, rounding)]
+        found += self._of_ratios(NOT_CLIPPED if clip_range is None else clip_range / 2, rounding)
+        self.is_flat = not rewards.passed and not norms.any()
+        return [rewards, *(map(skip_if_failed, found) if self.is_flat else found)]
 
     def _of_ratios(self, allowed: float, rounding: float) -> list[Finding]:
         """The first step replays the policy that sampled, with itself; the next ones with one that moved."""
@@ -141,7 +155,7 @@ class FirstEpoch:
     def _of_gradients(self, norms: torch.Tensor) -> Finding:
         """An adapter's A gets none in the first step, for its B is 0; and float16 may skip some."""
         if self.learner.only_skipped:
-            return Finding("every trained weight gets a gradient", True, SKIPPED)
+            return Finding("every trained weight gets a gradient", True, SKIPPED, checked=False)
         sizes = dict(zip(self.learner.trainable, norms.tolist(), strict=True))
         dropped = unread(self.learner.accelerator.unwrap_model(self.learner.denoiser))
         read = [name for name in sizes if not name.startswith(dropped)]
@@ -164,7 +178,7 @@ class FirstEpoch:
         Without any gradient AdamW's weight decay still moves them, which is no learning.
         """
         if self.learner.only_skipped:
-            return Finding("optimizer steps change the weights", True, SKIPPED)
+            return Finding("optimizer steps change the weights", True, SKIPPED, checked=False)
         steps, rate, names = len(self.rates), max(self.rates, default=0.0), list(self.learner.trainable)
         moved = torch.stack([self._change(name) for name in names])  # (weights, 2)
         squares, sizes = self.learner.accelerator.gather(moved[None]).sum(0).T  # (weights,) of all parts
