@@ -555,6 +555,8 @@ def test_edit_needs_good_weights():
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"reward='jpeg'.*jpeg_compressibility.*prompt_alignment"):
         rewards.get_reward("jpeg")
+    with pytest.raises(ValueError, match=r"reward='my.py:red' is .* import a function of your own"):
+        rewards.get_reward("my.py:red")
 
 
 def test_recoloring_adds_up_digit_colors_and_shape():

@@ -44,6 +44,12 @@ def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
     Raises ValueError if the name does not exist; the message lists those that do; RuntimeError if the reward
     needs a model that cannot be had.
     """
+    if set(name) & set(":@=,"):
+        raise ValueError(
+            f"reward={name!r} is written for the command line. In Python import a function of your own and "
+            "give it itself to the trainer; give models as arguments, as in get_reward('clip_score', "
+            "'FOLDER'); and make sums with weighted_sum({NAME: (WEIGHT, FUNCTION)})"
+        )
     if name not in REWARDS:
         raise ValueError(f"reward={name!r} does not exist: use one of {', '.join(sorted(REWARDS))}")
     return REWARDS[name].make(*arguments, **settings)
