@@ -362,6 +362,8 @@ def test_a_prompt_names_the_class(zoo, tmp_path):
     without = folders.ImageFolder(zoo, images.files, None)
     with pytest.raises(ValueError, match="names classes, but"):
         reward_flag.check((), without, "a photo of a {label}")
+    with pytest.raises(ValueError, match="names classes, but"):
+        folders.ImagePrompts(without, "a photo of a {label}", 16, seed=3)
 
 
 # --------------------------------------------------------------------------------------- augmentation

@@ -89,6 +89,8 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --validation latin.txt", "latin.txt is not UTF-8 text (byte 3)"),
     ("train --validation no-file.txt", "no-file.txt is not a file"),
     ("train --prompt x --prompts animals", "--prompts cannot be combined with --prompt or --images"),
+    ("train --prompt 'a {label}'", "--prompt 'a {label}'", "give --images FOLDER with class subfolders"),
+    ("train --reward clip_score --prompt 'a {label}'", "--prompt 'a {label}'", "or write the word itself"),
     # images
     ("train --noise-strength 0.5", "--noise-strength needs input images: give --images too"),
     ("train --damage foggy", "--damage needs input images"),
@@ -124,6 +126,7 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("demo --output-dir photos/a.png", "photos/a.png is a file; choose another folder"),
     # sampling
     ("sample", "give --prompt, --images, or"),
+    ("sample --prompt 'a {label}'", "--prompt 'a {label}'", "give --images FOLDER with class subfolders"),
     ("sample --prompt x --keep-size", "need input images: give --images too"),
     ("sample --prompt x --count 0", "count=0: use a number of at least 1"),
     ("sample --prompt x --guidance-scale nan", "--guidance-scale nan"),

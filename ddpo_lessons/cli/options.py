@@ -22,6 +22,7 @@ from ddpo_lessons.cli.presets import OF_MODELS, PRESETS, Preset, divide, world_s
 from ddpo_lessons.cli.runs import Policy, check_model, find_policy
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.damages import DAMAGES
+from ddpo_lessons.data.folders import LABEL
 from ddpo_lessons.data.prompts import from_file
 from ddpo_lessons.named_prompts import PROMPTS, get_prompts
 
@@ -78,6 +79,15 @@ def check_output(folder: Path) -> None:
     for place in (folder, *folder.parents):
         if place.is_file():
             raise ValueError(f"--output-dir {folder}: {place} is a file; choose another folder")
+
+
+def check_no_label(prompt: str | None) -> None:
+    """Raise a ValueError for a prompt that names the class of an input image, if there are no images."""
+    if LABEL in (prompt or ""):
+        raise ValueError(
+            f"--prompt {prompt!r}: {LABEL} becomes the class of an input image, and there is none: give "
+            "--images FOLDER with class subfolders, or write the word itself"
+        )
 
 
 def check_numbers(flags: Any, **least: int) -> None:
@@ -211,6 +221,7 @@ class Train:
                     raise ValueError(f"--{name.replace('_', '-')} needs input images: give --images too")
             if self.chosen.noise_strength is not None:
                 raise ValueError(f"--preset {self.preset} needs input images: give --images FOLDER")
+            check_no_label(self.prompt)
         if self.prompts is not None and (self.images, self.prompt) != (None, None):
             raise ValueError("--prompts cannot be combined with --prompt or --images: leave it out")
         self.check_validation()
@@ -359,6 +370,7 @@ class Sample:
             raise ValueError("--noise-strength and --keep-size need input images: give --images too")
         if record.get("start", "noise") != "noise":
             raise ValueError("the run got its images from a Python function: give --images")
+        check_no_label(self.prompt)
         if self.prompt is None and "prompts" not in record:
             raise ValueError(
                 "there is no prompt and no image: give --prompt, --images, or the folder of a run as --run"

@@ -141,12 +141,7 @@ def check(terms: Sequence[Term], images: ImageFolder, prompt: str | None) -> Non
     remedy.
     """
     if prompt is not None:
-        check_placeholders(prompt)
-    if prompt is not None and LABEL in prompt and images.labels is None:
-        raise ValueError(
-            f"prompt={prompt!r} names classes, but the folder {images.folder} has no class subfolders: sort "
-            "the images into FOLDER/cat, FOLDER/dog, ..."
-        )
+        check_placeholders(prompt, images)
     if prompt is not None and images.captions is not None:
         raise ValueError(
             f"prompt={prompt!r} is one prompt for all images, but the folder {images.folder} has captions: "

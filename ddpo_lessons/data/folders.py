@@ -307,14 +307,19 @@ def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Gener
     return DAMAGES[name](image[None], severity, generator)[0]
 
 
-def check_placeholders(prompt: str) -> None:
-    """Raise a ValueError for a prompt with another name in braces than "{label}"."""
+def check_placeholders(prompt: str, images: ImageFolder) -> None:
+    """Raise a ValueError for "{label}" without labels, or for another name in braces in a prompt."""
     for name in re.findall(r"{\w+}", prompt):
         if name != LABEL:
             raise ValueError(
                 f"prompt={prompt!r}: nothing replaces {name}; only {LABEL} becomes the name of the image's "
                 "subfolder"
             )
+    if LABEL in prompt and images.labels is None:
+        raise ValueError(
+            f"prompt={prompt!r} names classes, but the folder {images.folder} has no class subfolders: sort "
+            "the images into FOLDER/cat, FOLDER/dog, ..."
+        )
 
 
 class ImagePrompts(PromptSampler):
@@ -347,7 +352,7 @@ class ImagePrompts(PromptSampler):
             raise TypeError(f"prompt={prompt!r:.60} must be text; it may be empty")
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"size={size!r}: give the side of the square in pixels, a whole number from 1")
-        check_placeholders(prompt)
+        check_placeholders(prompt, images)
         super().__init__(self._draw_image, seed)
         self.images, self.prompt, self.size = images, prompt, size
         self.damages, self.severities, self.augmented = damages, severities, augmented
