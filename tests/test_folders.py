@@ -330,8 +330,18 @@ def test_a_folder_that_cannot_be_used_is_refused_with_the_file(zoo, written, say
 def test_a_place_without_images_is_refused(zoo):
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         folders.find_images("nowhere")
-    with pytest.raises(ValueError, match="empty holds no image"):
+    says = "empty and its subfolders hold no image that can be read: save images there as .jpg, .png, "
+    with pytest.raises(ValueError, match=re.escape(says)):
         folders.find_images(zoo / "empty")
+
+
+def test_a_folder_of_endings_that_are_not_read_is_refused_with_them(tmp_path):
+    (tmp_path / "cat").mkdir()
+    for name in ("a.HEIC", "b.heic", "cat/c.raw", ".hidden"):
+        (tmp_path / name).write_bytes(b"heic")
+    says = "hold no image that can be read, but files that end in .heic, .raw: save images there as .jpg, "
+    with pytest.raises(ValueError, match=re.escape(says)):
+        folders.find_images(tmp_path)
 
 
 @pytest.mark.parametrize(

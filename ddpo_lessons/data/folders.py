@@ -32,6 +32,7 @@ from ddpo_lessons.words import DIGITS
 METADATA = ("metadata.jsonl", "metadata.csv")  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class
 CACHE_BYTES = 2**30  # of images that are kept fitted
+READ = ".jpg, .png, .webp, .tif, .bmp or .gif"  # some of the endings that Pillow opens
 MOST_NAMED = 10  # files in a message
 # What PIL raises of files that are cut off, broken, bombs, or none of its kinds.
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -121,7 +122,12 @@ def find_images(folder: str | Path) -> ImageFolder:
     if flat and sorted_in:
         raise ValueError(f"{folder} holds images beside subfolders of images: move them into one")
     if not flat and not sorted_in:
-        raise ValueError(f"{folder} holds no image, such as a .jpg or .png, nor do its subfolders")
+        others = [path for place in (folder, *subfolders) for path in _visible(place) if path.is_file()]
+        endings = sorted({path.suffix.lower() or path.name for path in others})
+        there = f", but files that end in {name_some(endings)}" if endings else ""
+        raise ValueError(
+            f"{folder} and its subfolders hold no image that can be read{there}: save images there as {READ}"
+        )
     sorted_in = sorted_in or _labeled_by_name(flat)
     files = tuple(file for file, _ in sorted_in) or tuple(flat)
     check_files(files)
