@@ -88,6 +88,15 @@ def test_the_line_on_skipped_files_counts_classes_without_any_image_and_no_capti
     )
 
 
+@pytest.mark.parametrize("folder", ["zoo", "captioned"])
+def test_images_that_are_left_out_later_are_no_skipped_files(folder, request):
+    images = folders.find_images(request.getfixturevalue(folder))
+    part = images.large_classes(2)  # without the dog
+    line = "skipped files: 1 because Pillow cannot open them (cat/notes.txt)"
+    assert folders.skipped(part) == folders.skipped(images) == line
+    assert "2 images; labels: cat 2; " in folders.summary(part)
+
+
 def test_a_hidden_file_is_no_stray_caption(captioned):
     (captioned / "dog" / "._a.txt").write_bytes(b"\x00\x05\x16\x07")
     assert folders.find_images(captioned).captions[2] == ("a black dog",)

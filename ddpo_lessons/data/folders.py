@@ -116,6 +116,13 @@ def find_images(folder: str | Path) -> ImageFolder:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
+    files, labels = _files_and_labels(folder)
+    check_files(files)
+    return ImageFolder(folder, files, labels or None, find_captions(folder, files))
+
+
+def _files_and_labels(folder: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Return the images of a folder, and their labels or nothing."""
     flat = _image_files(folder)
     subfolders = [path for path in _visible(folder) if path.is_dir()]
     sorted_in = [(file, sub.name) for sub in subfolders for file in _image_files(sub)]
@@ -129,10 +136,7 @@ def find_images(folder: str | Path) -> ImageFolder:
             f"{folder} and its subfolders hold no image that can be read{there}: save images there as {READ}"
         )
     sorted_in = sorted_in or _labeled_by_name(flat)
-    files = tuple(file for file, _ in sorted_in) or tuple(flat)
-    check_files(files)
-    labels = tuple(label for _, label in sorted_in) or None
-    return ImageFolder(folder, files, labels, find_captions(folder, files))
+    return tuple(file for file, _ in sorted_in) or tuple(flat), tuple(label for _, label in sorted_in)
 
 
 def _labeled_by_name(files: Sequence[Path]) -> list[tuple[Path, str]]:
@@ -143,7 +147,7 @@ def _labeled_by_name(files: Sequence[Path]) -> list[tuple[Path, str]]:
 
 
 def summary(images: ImageFolder) -> str:
-    """Describe a folder in one line: images, labels, captions, and skipped files."""
+    """Describe images in one line: folder, number, labels, captions, and files that the search skipped."""
     counts = Counter(images.labels or ())
     labels = ", ".join(f"{name} {number}" for name, number in sorted(counts.items())) or "none"
     captions = "none" if images.captions is None else f"{sum(map(len, images.captions))} prompts"
@@ -152,8 +156,8 @@ def summary(images: ImageFolder) -> str:
 
 
 def skipped(images: ImageFolder) -> str:
-    """Describe in one line how many files `find_images` skipped, and why; `images` is its whole result."""
-    has_captions, used = images.captions is not None, set(images.files)
+    """Describe in one line how many files of the images' folder `find_images` skips, and why."""
+    has_captions, used = images.captions is not None, set(_files_and_labels(images.folder)[0])
     known = {file.with_suffix("") for file in used} if has_captions else set()
     found = _visible(images.folder)
     found += [path for sub in found if sub.is_dir() for path in _visible(sub)]
