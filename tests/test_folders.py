@@ -134,11 +134,14 @@ def test_the_names_of_cod10k_hold_the_classes(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------- held out
-def test_classes_with_few_images_can_be_left_out(zoo):
+def test_classes_with_few_images_can_be_left_out(zoo, capsys):
     images = folders.find_images(zoo)
     large = images.large_classes(2)
     assert (large.files, large.labels) == (images.files[:2], ("cat", "cat"))
+    line = "classes left out, because they have fewer than 2 images: dog (1)\n"
+    assert capsys.readouterr().out == line
     assert images.large_classes(1) == images
+    assert capsys.readouterr().out == ""
     (zoo / "dog" / "a.png").rename(zoo / "cat" / "c.png")
     flat = folders.find_images(zoo / "cat")
     assert flat.large_classes(3) == flat

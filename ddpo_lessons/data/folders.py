@@ -80,7 +80,7 @@ class ImageFolder:
         return self._only([n for n in rows if n not in chosen]), self._only(sorted(chosen))
 
     def large_classes(self, least: int) -> "ImageFolder":
-        """Return the images of the classes that have at least this many.
+        """Return the images of the classes that have at least this many; print which are left out, if any.
 
         Without classes, all images are one class. Raises a ValueError if no class is large enough.
         """
@@ -91,6 +91,9 @@ class ImageFolder:
                 f"no class has {least} images, because the largest one has {largest}: add images to "
                 f"{self.folder}, or ask for fewer"
             )
+        small = [f"{label} ({count})" for label, count in sorted(counts.items()) if count < least]
+        if small:
+            print(f"classes left out, because they have fewer than {least} images: {name_some(small)}")
         return self._only([row for row, label in enumerate(labels) if counts[label] >= least])
 
     def _only(self, rows: Sequence[int]) -> "ImageFolder":
