@@ -15,11 +15,12 @@ import typing
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import diffusers
 import pytest
 import torch
-from diffusers import FluxKontextPipeline, StableDiffusionPipeline
+from diffusers import DiffusionPipeline, FluxKontextPipeline, StableDiffusionPipeline
 from helpers import TINY, make_flux_pipeline, make_pipeline, pictures, run_command, write_clip, write_resnet
 from PIL import Image
 
@@ -232,8 +233,10 @@ def test_a_dry_run_shortens_long_prompts(here, capsys):
 def test_a_dry_run_of_a_model_that_edits_counts_all_steps(here, zoo, capsys):
     make_flux_pipeline(kind=FluxKontextPipeline).save_pretrained(here / "kontext")
     flags = ("--images", str(zoo), "--reward", "colorfulness", "--sample-num-steps", "10", "--dry-run")
-    run_command("train", "--model", str(here / "kontext"), *flags)
+    with mock.patch.object(DiffusionPipeline, "load_config", wraps=DiffusionPipeline.load_config) as read:
+        run_command("train", "--model", str(here / "kontext"), *flags)
     assert "steps of a rollout: 10 of 10\n" in capsys.readouterr().out
+    assert read.call_count == 1
 
 
 def test_an_algorithm_leaves_out_what_the_preset_has_for_another():
@@ -508,7 +511,7 @@ def test_sizes_are_kept_when_asked_for(here, model, photos):
 
 @pytest.mark.parametrize("side", [48, 64])
 def test_a_resolution_far_above_the_models_own_is_warned_of_before_sampling(side, model, here):
-    flags = f"train --model {model} --prompt cat --reward colourfulness --resolution {side}".split()
+    flags = f"train --model {model} --prompt cat --reward colorfulness --resolution {side}".split()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         train.make_trainer(cli.parse(flags), None)

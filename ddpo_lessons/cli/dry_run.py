@@ -100,9 +100,9 @@ def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -
         classes = f" of {len(images.classes)} classes" if images.classes else ""
         yield f"images: {len(images.files)}{classes} in {images.folder}"
     yield f"prompts: {_source_of_prompts(arguments, images)}"
-    is_img2img = images is not None and not _edits(chosen.model)
-    strength = chosen.noise_strength or NOISE_STRENGTH if is_img2img else 1.0
     family = _family(chosen.model)
+    edits = family is not None and family.takes_images
+    strength = 1.0 if images is None or edits else chosen.noise_strength or NOISE_STRENGTH
     if family is not None and not issubclass(family, StableDiffusion3):  # whose count is rounded up
         count_steps(config.sample_num_steps, strength)  # raises an error if it is 0, as the run would
     yield from count(config, make_algorithm(chosen.algorithm), strength)
@@ -125,12 +125,6 @@ def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> It
         yield f"{name}: {number} per epoch, {number * config.num_epochs} in all"
     written = -(-config.num_epochs // config.save_freq)
     yield f"checkpoints: {written}, of which {min(written, config.num_checkpoint_limit)} are kept"
-
-
-def _edits(model: str) -> bool:
-    """Return whether a model edits images, if its files are on this machine."""
-    family = _family(model)
-    return family is not None and family.takes_images
 
 
 def _family(model: str) -> type[Family] | None:
