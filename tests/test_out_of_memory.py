@@ -3,6 +3,7 @@
 import json
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from helpers import brightness, each_prompt, flow_trainer, launch, make_config, 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
+from ddpo_lessons.training.memory import OutOfMemory
 from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.validation import Validation
 
@@ -197,7 +199,7 @@ def test_validation_generates_in_halves_what_does_not_fit(tmp_path):
     trainer, held_out = make(tmp_path), [(prompt, {}) for prompt in ("a", "b", "c")]
     whole = Validation(trainer, held_out).images(3)
     full = Full(trainer.family.denoiser, sampling=1)
-    with pytest.warns(UserWarning, match="2 images do not fit into memory .* lower sample_micro_batch_size"):
+    with pytest.warns(UserWarning, match="2 images do not fit into memory .* lower sample_batch_size"):
         halves = Validation(trainer, held_out).images(3)
     assert torch.allclose(halves, whole, atol=1e-5)
     assert full.failures == 2  # the first batch, of two, before training and here
@@ -207,6 +209,16 @@ def test_validation_generates_in_halves_what_does_not_fit(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- processes
+def test_of_several_processes_one_that_runs_out_in_validation_names_the_size(tmp_path):
+    """Each takes as many passes as the others, so none halves its own."""
+    trainer = make(tmp_path)
+    Full(trainer.family.denoiser, sampling=1)
+    several = SimpleNamespace(num_processes=2, device=trainer.accelerator.device)
+    trainer.sampler.share.accelerator = several
+    with pytest.raises(OutOfMemory, match="use sample_batch_size=1 with sample_num_batches_per_epoch=8"):
+        Validation(trainer, [(prompt, {}) for prompt in ("a", "b", "c")])
+
+
 @pytest.mark.slow
 def test_of_two_processes_one_that_runs_out_ends_both_with_the_remedy(tmp_path):
     together = launch(__file__, tmp_path, processes=2)

@@ -99,8 +99,8 @@ def in_halves(function: Callable[[Sequence[int]], torch.Tensor], rows: Sequence[
             raise
         _free(error)
     warnings.warn(
-        f"{len(rows)} images do not fit into memory and are generated in halves: lower "
-        "sample_micro_batch_size, so that no time is lost on passes that fail",
+        f"{len(rows)} images do not fit into memory and are generated in halves: lower sample_batch_size, so "
+        "that no time is lost on passes that fail",
         stacklevel=2,
     )
     middle = len(rows) // 2

@@ -122,7 +122,8 @@ class Sampler:
     def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
         """Generate an image of each context (B, 3, H, W) from numbered noise that no epoch uses.
 
-        If memory runs out in a run of one process, the images are generated in halves.
+        If memory runs out in a run of one process, the images are generated in halves. Several processes take
+        equal passes, and raise an OutOfMemory.
         """
         known, schedule = range(len(contexts)) if numbers is None else numbers, self.schedule(0, contexts)
 
@@ -131,8 +132,11 @@ class Sampler:
             chosen = [contexts[row] for row in rows]
             return self.render(self._beginning(chosen, schedule, generators, generators))
 
-        rows, is_alone = range(len(contexts)), self.share.accelerator.num_processes == 1
-        return in_halves(render, rows) if is_alone else render(rows)  # processes take equal passes
+        rows = range(len(contexts))
+        if self.share.accelerator.num_processes == 1:
+            return in_halves(render, rows)
+        with sized(self.config, "sample_micro_batch_size", lambda: len(rows)):
+            return render(rows)
 
     def render(self, beginning: dict[str, Any]) -> torch.Tensor:
         """Run rollouts with arguments of `sample_trajectory`; return only their images (B, 3, H, W)."""
