@@ -26,7 +26,7 @@ PASSES = {
     # Two of eight samples, and the first policy predicts, too.
     ("preference", "online DPO"): 5 + 2 / 8 * (3 + 1) * 2,
     ("preference", "DRaFT"): 2 + 3 * 3, ("preference", "ReFL"): 5 - 2 + 3,
-    ("edit", "ReFL"): 5 - 2 + 3,
+    ("edit", "DRaFT"): 2 + 3 * 3, ("edit", "ReFL"): 5 - 2 + 3,
 }  # fmt: skip
 SHARED = {("preference", "DDPO")}  # by chance more or fewer of the kept states are in common
 

@@ -281,7 +281,7 @@ TASKS = {
         evaluation=EditEvaluation,
         settings={**COMMON, "sample_num_steps": demo.POLICY.steps},  # five steps are run
         # Re-noised samples do not fit a start from images: see lesson 10.
-        methods={name: METHODS[name] for name in ("DDPO", "branching", "ReFL")},
+        methods={name: METHODS[name] for name in ("DDPO", "branching", "DRaFT", "ReFL")},
         points=(0, 256, 512, 1024),
         trials=5,
         start=FromImages(demo.POLICY.strength),
