@@ -31,11 +31,11 @@ def test_grid_refuses_nothing():
 
 def test_the_dilemma_draws_every_curve_and_path():
     """More of them than there are colors, too."""
-    point = {"digit": 0.7, "colors": 0.5, "strength": 0.4}
+    point = {"animal": 0.7, "background": 0.5, "strength": 0.4}
     curves, paths = {f"curve {n}": [point] for n in range(5)}, {f"path {n}": [point] for n in range(4)}
-    figure = plot_dilemma(curves, paths, obeyed="colors", kept="digit")
+    figure = plot_dilemma(curves, paths, correct="background", kept="animal")
     (axes,) = figure.axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("colors obeyed (%)", "digit kept (%)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("background correct (%)", "animal kept (%)")
     assert axes.lines[0].get_xydata().tolist() == [[50.0, 70.0]]
     _, names = axes.get_legend_handles_labels()
     assert names == [f"curve {n}" for n in range(5)] + [f"path {n}" for n in range(4)]

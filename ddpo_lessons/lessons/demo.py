@@ -250,7 +250,7 @@ def _write_results(
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     before_after(edits, images).savefig(folder / "before-after.png", dpi=150)
     curves = {f"untrained, guidance {UNTRAINED_BEST.guidance:g}": curve}
-    figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, obeyed="background", kept="animal")
+    figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, correct="background", kept="animal")
     figure.savefig(folder / "dilemma.png", dpi=150)
 
 

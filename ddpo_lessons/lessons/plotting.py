@@ -37,30 +37,30 @@ def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: 
 def plot_dilemma(
     curves: Mapping[str, Sequence[Mapping[str, float]]],
     paths: Mapping[str, Sequence[Mapping[str, float]]],
-    obeyed: str,
+    correct: str,
     kept: str,
 ) -> Figure:
     """Plot the fraction of images that keep the input against the fraction that follow the prompt.
 
     `curves` are points of an untrained pipeline, by name, each with its noise "strength"; `paths` are points
-    of runs over their epochs. Every point has the two fractions, under the keys `obeyed` and `kept`.
+    of runs over their epochs. Every point has the two fractions, under the keys `correct` and `kept`.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
     for color, (name, points) in zip(itertools.cycle(CURVE_COLORS), curves.items(), strict=False):
-        x, y = ([100 * point[key] for point in points] for key in (obeyed, kept))
+        x, y = ([100 * point[key] for point in points] for key in (correct, kept))
         axes.plot(x, y, "o-", markersize=4, linewidth=1.2, color=color, label=name)
         for n, point in enumerate(points):
-            place = (5, 4) if n % 2 else (-14, -11)  # because neighbors are close together
+            place = (-6, -13) if n % 2 else (5, 4)  # because neighbors are close together
             text = f"{point['strength']:g}"
             axes.annotate(text, (x[n], y[n]), place, textcoords="offset points", fontsize=8, color=color)
     for color, (name, points) in zip(itertools.cycle(PATH_COLORS), paths.items(), strict=False):
-        x, y = ([100 * point[key] for point in points] for key in (obeyed, kept))
+        x, y = ([100 * point[key] for point in points] for key in (correct, kept))
         axes.plot(x, y, ".-", linewidth=2, color=color, label=name)
         axes.plot(x[-1], y[-1], "*", markersize=16, color=color, markeredgecolor="black")
-    axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel=f"{obeyed} obeyed (%)", ylabel=f"{kept} kept (%)")
+    axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel=f"{correct} correct (%)", ylabel=f"{kept} kept (%)")
     axes.set_title("small numbers: noise strength; stars: the end of training", fontsize=10)
     axes.legend(fontsize=9, loc="lower left")
     axes.grid(alpha=0.25)
