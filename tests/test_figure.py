@@ -21,7 +21,7 @@ from ddpo_lessons.cli.main import main
 from ddpo_lessons.image import image_grid, save_grid
 from ddpo_lessons.rewards import weighted_sum
 from ddpo_lessons.trainer import ImageDDPOTrainer
-from ddpo_lessons.training import checkpoint, figure
+from ddpo_lessons.training import checkpoint, figure, grids
 from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.validation import Validation
 
@@ -48,14 +48,15 @@ def write_records(folder: Path, *, rest: str = "", **kinds: Sequence[dict[str, A
 
 
 def write_grid(
-    folder: Path, name: str, colors: Sequence[float], side: int = 8, captions: bool = True
+    folder: Path, name: str, colors: Sequence[float], side: int = 8, captions: Sequence[str] = ("0 · ",)
 ) -> None:
-    """Write a grid of gray images."""
+    """Write a grid of gray images, with captions unless there are none; one is the caption of all."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     images = torch.tensor(colors)[:, None, None, None].expand(-1, 3, side, side)
     save_grid(image_grid(images, min(8, len(colors))), folder / "images" / name, side)
     if captions:
-        (folder / "images" / f"{name}.json").write_text(json.dumps([""] * len(colors)))
+        texts = list(captions) if len(captions) == len(colors) else list(captions) * len(colors)
+        (folder / "images" / f"{name}.json").write_text(json.dumps(texts))
 
 
 def lines(drawn: Figure, key: str) -> list[tuple[list[float], list[float]]]:
@@ -65,7 +66,7 @@ def lines(drawn: Figure, key: str) -> list[tuple[list[float], list[float]]]:
 
 
 def titles(drawn: Figure) -> list[str]:
-    return [axis.get_title() for axis in drawn.axes]
+    return [axis.get_title() or axis.get_title(loc="left") for axis in drawn.axes]
 
 
 def legend(drawn: Figure) -> list[str]:
@@ -171,43 +172,165 @@ def test_any_name_of_a_folder_and_of_a_term_is_drawn_as_it_is(tmp_path, name):
     drawn.savefig(tmp_path / "name.png")
 
 
+@pytest.mark.parametrize(("terms", "images"), [(1, 0), (1, 3), (2, 3), (3, 0), (4, 0)])
+def test_panels_below_the_reward_are_equally_wide_and_nothing_overlaps(tmp_path, terms, images):
+    """Also for an odd number of panels, whose last one leaves a cell free."""
+    rows = [
+        {"epoch": epoch, "reward_mean": 1.0}
+        | {f"reward/{n}": -1234.5 * 10.0 ** (-4 * n) * (1 + 0.001 * epoch) for n in range(terms)}
+        for epoch in (1, 2)
+    ]
+    run = write_records(tmp_path, epoch=rows)
+    if images:
+        write_grid(run, "epoch-000001", [0.5] * images)
+    drawn = plot_run(run)
+    drawn.draw_without_rendering()
+    boxes = [axis.get_position() for axis in drawn.axes]
+    widths = {round(box.width, 6) for box in boxes[1 : terms + 1]}
+    assert len(widths) == 1
+    assert widths.pop() < boxes[0].width / 2
+    outer = [axis.get_tightbbox() for axis in drawn.axes]
+    assert [box for box in outer if box.x0 < 0 or box.x1 > 900 or box.y0 < 0] == []
+    for number, box in enumerate(outer):
+        assert [other for other in outer[:number] if box.overlaps(other)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        (0.0, "0"), (-0.0, "0"), (0.30000000000000004, "0.3"), (-12.5, "−12.5"), (1234.5, "1234.5"),
+        (0.001, "0.001"), (0.000125, "1.25e−4"), (-1e-7, "−1e−7"), (2.5e7, "2.5e7"),
+    ],
+)  # fmt: skip
+def test_numbers_of_ticks_are_short(value, label):
+    assert figure._short(value, 0) == label
+
+
+def captioned(drawn: Figure, title: str) -> list[str]:
+    """Return the text below each image, with | between lines: from row to row, and from left to right."""
+    (axis,) = (axis for axis in drawn.axes if axis.get_title(loc="left").startswith(title))
+    places: dict[float, list[tuple[float, str]]] = {}
+    for text in axis.texts:
+        x, y = text.get_position()
+        places.setdefault(x, []).append((y, text.get_text()))
+    assert all(len({y for y, _ in column}) == len(column) for column in places.values())
+    return ["|".join(text for _, text in sorted(column)) for _, column in sorted(places.items())]
+
+
+LONG = "a photograph of a macaw on a branch in the rainforest at dawn, soft light, very detailed, " * 3
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 8])
+@pytest.mark.parametrize("inputs", [False, True])
+def test_each_image_has_its_reward_and_prompt_below_it(tmp_path, count, inputs):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    prompts = ["a fox", LONG, "an otter in the snow", "x" * 99, "$x^2$", "", "two\nlines", "WWWW MMMM WWWW"]
+    captions = [
+        caption
+        for n, prompt in enumerate(prompts[:count])
+        for caption in (["input"] if inputs else []) + [f"{n + 0.12345:.4g} · {prompt}"]
+    ]
+    for epoch in (1, 2):
+        write_grid(run, f"epoch-{epoch:06d}", [0.5] * len(captions), captions=captions)
+    drawn = plot_run(run)
+    what = "(input and result, reward and prompt below)" if inputs else "(reward and prompt below)"
+    assert titles(drawn)[2:] == [f"training images of epoch {epoch} {what}" for epoch in (1, 2)]
+    axis = drawn.axes[-1]
+    drawn.draw_without_rendering()
+    texts = {text: text.get_window_extent() for text in axis.texts}
+    by_text = {text.get_text(): box for text, box in texts.items()}
+    for n in range(count):
+        assert f"{n + 0.12345:#.3g}" in by_text  # 0.123, 1.12, ...
+    is_broken = count == 8 and not inputs
+    assert ("an otter in the snow" in by_text) == (count > 1 and not is_broken)
+    assert sum(text.startswith("xx") and text.endswith("x…") for text in by_text) == (count > 3)
+    assert ("$x^2$" in by_text) == (count == 8)
+    assert sum(text.endswith("…") and not text.startswith("xx") for text in by_text) == (count > 1)
+    panel = axis.get_window_extent()
+    for text, box in texts.items():
+        assert panel.x0 - 1 <= box.x0 <= box.x1 <= panel.x1 + 1, text
+        assert panel.y0 <= box.y0, text
+        assert [other for other, place in texts.items() if other is not text and place.overlaps(box)] == []
+
+
+def test_images_of_a_group_are_fewer_if_there_are_many_prompts(tmp_path):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    prompts = ["fox"] * 4 + ["owl"] * 4 + ["ape"] * 24
+    captions = [f"{number} · {prompt}" for number, prompt in enumerate(prompts)]
+    write_grid(run, "epoch-000001", [number / 40 for number in range(32)], captions=captions)
+    shown = ["0", "1", "2", "4", "5", "6", "8", "9"]
+    assert [text.split("|")[0].split(".")[0] for text in captioned(plot_run(run), "training")] == shown
+
+
+def test_a_prompt_in_another_script_is_drawn_without_a_warning(tmp_path, recwarn):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    write_grid(run, "epoch-000001", [0.5], captions=["0.5 · 狐 fox"])
+    drawn = plot_run(run)
+    drawn.savefig(tmp_path / "fox.png")
+    assert captioned(drawn, "training") == ["0.500|□ fox"]
+    assert [str(warning.message) for warning in recwarn if "font" in str(warning.message)] == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "text"),
+    [
+        ("0.5", "0.500"), ("-1.2345", "−1.23"), ("155.2", "155"), ("999.7", "1000"), ("1.235e+04", "12350"),
+        ("1.2e+07", "1.20e7"), ("-3.611e-05", "−3.61e−5"), ("0", "0.00"), ("nan", "nan"), ("fox", "fox"),
+    ],
+)  # fmt: skip
+def test_a_reward_has_three_digits(reward, text):
+    assert grids._three_digits(reward) == text
+
+
 def test_images_are_the_first_and_the_latest_of_validation_before_those_of_training(tmp_path):
     run = write_records(tmp_path, epoch=[{"epoch": 1, "reward_mean": 1.0}])
     for epoch in (1, 2, 10):
         write_grid(run, f"epoch-{epoch:06d}", [epoch / 10] * 2)
     drawn = plot_run(run)
-    assert titles(drawn)[1:] == ["images of epoch 1", "images of epoch 10"]
-    shown = [axis.get_images()[0].get_array() for axis in drawn.axes[1:]]
-    assert [(set(np.unique(pixels)), pixels.shape) for pixels in shown] == [
-        ({round(255 / 10)}, (96, 192, 3)),
-        ({255}, (96, 192, 3)),
-    ]
+    assert titles(drawn)[1:] == [f"training images of epoch {epoch} (reward below)" for epoch in (1, 10)]
+    for axis, value in zip(drawn.axes[1:], (round(255 / 10), 255), strict=True):
+        pixels = np.asarray(axis.get_images()[0].get_array())
+        assert set(np.unique(pixels[pixels[..., 3] > 0][:, :3])) == {value}
     write_grid(run, "validation-000000", [0.0])
-    assert titles(plot_run(run))[1:] == ["validation images of epoch 0"]
-    (run / "images" / "validation-000000.json").write_text(json.dumps(["input", "0.5 · a fox"]))
-    assert titles(plot_run(run))[1:] == ["validation of epoch 0 (input, result)"]
+    assert titles(plot_run(run))[1:] == ["validation images of epoch 0 (reward below)"]
+    write_grid(run, "validation-000000", [0.0, 1.0], captions=["input", "0.5 · a fox"])
+    assert titles(plot_run(run))[1:] == [
+        "validation images of epoch 0 (input and result, reward and prompt below)"
+    ]
     assert titles(plot_run(run, run))[1:] == []  # of one run only
 
 
 @pytest.mark.parametrize(
-    ("count", "captions", "tiles"),
+    ("count", "inputs", "tiles"),
     [
-        (32, True, [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27]),
-        (3, True, [0, 1, 2]),
-        (10, True, [0, 1, 2, 3, 8, 9]),
-        (10, False, list(range(10))),  # an older run: nobody knows the number of columns
+        (32, False, range(8)),
+        (3, False, range(3)),
+        (10, False, range(8)),
+        (32, True, range(16)),
+        (6, True, range(6)),
     ],
 )
 @pytest.mark.parametrize("side", [8, 256])
-def test_the_tiles_that_are_shown_are_whole(count, captions, tiles, side, tmp_path):
+def test_the_tiles_that_are_shown_are_whole(count, inputs, tiles, side, tmp_path):
     run = write_records(tmp_path, epoch=EPOCHS)
+    captions = ["input", "1 · "] * (count // 2) if inputs else ["1 · "] * count
     write_grid(run, "epoch-000001", [number / 40 for number in range(count)], side, captions)
     pixels = np.asarray(plot_run(run).axes[-1].get_images()[0].get_array())
-    size = 96 if side == 8 else 128 if count > 3 else 256  # large grids are decoded at half their size
-    middles = pixels[size // 2 :: size, size // 2 :: size, 0].flatten() / 255 * 40
-    found = [round(value, 0) for value in middles.tolist() if value < 39]  # without the white of the last row
-    assert found == tiles
-    assert set(pixels.shape[:2]) <= {size * n for n in range(1, 9)}
+    values, areas = np.unique(pixels[..., 0][pixels[..., 3] > 0], return_counts=True)
+    found = dict(zip(np.round(values / 255 * 40, 1).tolist(), areas.tolist(), strict=True))
+    large = {round(value): area for value, area in found.items() if area > 900}  # JPEG blurs the edges
+    assert sorted(large) == list(tiles)
+    assert max(large.values()) < 1.25 * min(large.values())
+    assert sum(large.values()) > 0.9 * sum(found.values())
+
+
+def test_a_grid_of_an_older_run_without_captions_is_shown_as_it_is(tmp_path):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    write_grid(run, "epoch-000001", [number / 40 for number in range(10)], captions=())
+    drawn = plot_run(run)
+    assert titles(drawn)[-1] == "training images of epoch 1"
+    height, width, _ = np.asarray(drawn.axes[-1].get_images()[0].get_array()).shape
+    assert (width, height) == (792, 198)  # eight columns and two rows
 
 
 def test_the_command_writes_a_file_or_says_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -259,7 +382,9 @@ def test_a_run_draws_its_records_at_each_checkpoint(tmp_path, monkeypatch):
         assert lines(drawn[-1], key) == [([1, 2], [record[key] for record in records])]
     held_out = [record["validation_reward"] for record in read_metrics(tmp_path / "run", "validation")]
     assert lines(drawn[-1], "validation_reward") == [([0, 1, 2], held_out)]
-    assert titles(drawn[-1])[-2:] == [f"validation of epoch {epoch} (input, result)" for epoch in (0, 2)]
+    assert titles(drawn[-1])[-2:] == [
+        f"validation images of epoch {epoch} (input and result, reward below)" for epoch in (0, 2)
+    ]
     assert Image.open(tmp_path / "run" / "plot.png").width == 900
 
 

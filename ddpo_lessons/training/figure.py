@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -12,19 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
-from ddpo_lessons.image import grid_columns
-from ddpo_lessons.training.runlog import INPUT, METRICS, read_metrics
+from ddpo_lessons.training import grids
+from ddpo_lessons.training.grids import DPI
+from ddpo_lessons.training.runlog import METRICS, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PIXELS, DPI = 900, 125  # of the width, and per inch: letters that a phone still shows
+# In pixels; at DPI pixels per inch, a phone still shows the letters.
+PIXELS, LEFT, WIDTH = 900, 90, 792  # widths of the figure, of the labels beside an axis, and of the panels
+LETTERS = 7  # that fit beside an axis
+HEAD, LEGEND, PANEL, BELOW, TITLE, MARGIN = 62, 25, 188, 94, 34, 8  # heights
 # The same figure whatever the user has set; the place of titles is given, for to find it takes time.
-STYLE: list[Any] = ["default", "ddpo_lessons.lessons.lesson", {"axes.titley": 1.03}]
-TILES = 4  # columns and rows of a grid of images that are shown
+SIZES = {"axes.titley": 1.03, "xtick.labelsize": 9, "ytick.labelsize": 9}
+STYLE: list[Any] = ["default", "ddpo_lessons.lessons.lesson", SIZES]
 REWARD, RATIO = "reward_mean", "max_ratio_error"
 TITLES = {  # of the panels below those of the reward and its terms
     RATIO: "largest |ratio − 1| (dashed: first step)",
@@ -40,11 +41,12 @@ Columns = dict[str, dict[int, float]]  # of each key of the records, the value o
 
 
 def plot_run(*folders: str | Path) -> Figure:
-    """Plot the records of one or several runs over their epochs, and for a single run its images.
+    """Plot the records of one or several runs over their epochs, and for a single run some of its images.
 
     The panels show the reward (mean, quantiles, validation), the mean of each reward term, the error of the
-    ratio, the clip fraction and the KL, as far as they were recorded. Each run has one color. A run need not
-    be finished. Raises ValueError if a folder is not that of a run, or a record is damaged.
+    ratio, the clip fraction and the KL, as far as they were recorded. Each run has one color. Below each of
+    the first and latest images are its reward and prompt. A run need not be finished. Raises ValueError if a
+    folder is not that of a run, or a record is damaged.
 
         plot_run("runs/edit")  # as the last expression of a cell: shows the figure
         plot_run("runs/a", "runs/b").savefig("both.png")
@@ -55,10 +57,10 @@ def plot_run(*folders: str | Path) -> Figure:
 
     paths = [Path(folder) for folder in folders]
     runs = [_read(path) for path in paths]
-    grids = _first_and_latest(paths[0]) if len(runs) == 1 else {}
+    sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
     terms = dict.fromkeys(key for run in runs for key in run if key.startswith("reward/"))
     with style.context(STYLE):
-        figure, axes = _lay_out([key for key in (*terms, *TITLES) if _has(runs, key)], grids, len(runs))
+        figure, axes = _lay_out([key for key in (*terms, *TITLES) if _has(runs, key)], sheets, len(runs))
         colors = _colors(len(runs))
         bands = BANDS[: max(0, 3 - len(runs))]  # those of many runs would hide each other
         last = max((epoch for run in runs for column in run.values() for epoch in column), default=1)
@@ -69,6 +71,9 @@ def plot_run(*folders: str | Path) -> Figure:
             if key in TITLES:
                 axis.set_ylim(bottom=0)
                 _explain_zeros(axis, runs, key)
+            letters = max((len(_short(tick)) for tick in axis.get_yticks()), default=0)
+            if letters > LETTERS:
+                axis.tick_params("y", labelsize=SIZES["ytick.labelsize"] * LETTERS / letters)
         axes[REWARD].set_title(_reward_title(runs, len(bands)))
         _legend(figure, paths, runs, colors)
     figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows it, also without pyplot
@@ -117,80 +122,58 @@ def _has(runs: Sequence[Columns], key: str) -> bool:
     return any(math.isfinite(value) for run in runs for value in run.get(key, {}).values())
 
 
-# ------------------------------------------------------------------------------------------- images
-def _first_and_latest(folder: Path) -> dict[str, Image.Image]:
-    """Return the first and the latest grid with titles, preferably of validation."""
-    for kind, name in (("validation", "validation images"), ("epoch", "images")):
-        found = sorted(path for path in folder.glob(f"images/{kind}-*") if path.suffix in (".png", ".jpg"))
-        if found:
-            ends = dict.fromkeys((found[0], found[-1]))
-            return {_grid_title(name, path): _tiles(path) for path in ends}
-    return {}
-
-
-def _captions(path: Path) -> list[str]:
-    """Read the captions of a grid's images; return none if they were not written."""
-    file = path.with_suffix(".json")
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-
-
-def _grid_title(name: str, path: Path) -> str:
-    """Name the epoch of a grid, and what its pairs of images are."""
-    epoch = int(path.stem.split("-")[-1])
-    if _captions(path)[:1] == [INPUT]:
-        return f"{name.removesuffix(' images')} of epoch {epoch} (input, result)"
-    return f"{name} of epoch {epoch}"
-
-
-def _tiles(path: Path) -> Image.Image:
-    """Read the upper left tiles of a grid; return a grid without captions as it is."""
-    captions = _captions(path)
-    with Image.open(path) as grid:
-        grid.draft("RGB", (PIXELS, 1))  # a JPEG of photographs is decoded at this width
-        width, height = grid.size
-        if captions:
-            columns = grid_columns(len(captions))
-            rows = -(-len(captions) // columns)
-            width, height = width * min(TILES, columns) // columns, height * min(TILES, rows) // rows
-        return grid.crop((0, 0, width, height))
-
-
 # ------------------------------------------------------------------------------------------ drawing
-def _lay_out(keys: Sequence[str], grids: dict[str, Image.Image], lines: int) -> tuple[Any, dict[str, Axes]]:
+def _lay_out(keys: Sequence[str], sheets: Sequence[grids.Sheet], lines: int) -> tuple[Any, dict[str, Axes]]:
     """Make the figure with its images; return the axes, with the reward on top and two per row below."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    pairs = [keys[n : n + 2] for n in range(0, len(keys), 2)]
-    rows: Any = [[REWARD, REWARD], *([pair[0], pair[-1]] for pair in pairs)]  # the last may fill its row
-    heights, gap, head, foot = [1.5] * len(rows), 0.75, 0.5 + 0.2 * lines, 0.55  # inches
-    if grids:
-        rows.append([*grids, "."][:2])
-        heights.append(max(2.85 * grid.height / grid.width for grid in grids.values()))
-        foot = 0.15
-    height = sum(heights) + gap * (len(rows) - 1) + head + foot
-    figure = Figure(figsize=(PIXELS / DPI, height), dpi=DPI)
+    rows = [[REWARD], *(keys[n : n + 2] for n in range(0, len(keys), 2))]
+    head = HEAD + LEGEND * lines
+    images = sum(TITLE + sheet.image.height for sheet in sheets)
+    height = head + len(rows) * (PANEL + BELOW) + images - (TITLE - MARGIN)  # the last row has no title below
+    figure = Figure(figsize=(PIXELS / DPI, height / DPI), dpi=DPI)
     figure.set_layout_engine("none")
-    place = {"left": 0.09, "right": 0.98, "top": 1 - head / height, "bottom": foot / height}
-    place |= {"hspace": gap * len(rows) / sum(heights), "wspace": 0.25}
-    axes: dict[str, Axes] = figure.subplot_mosaic(rows, height_ratios=heights, gridspec_kw=place)
-    for title, grid in grids.items():
-        axis = axes.pop(title)
-        axis.imshow(grid)
-        axis.set(xticks=[], yticks=[], title=title, anchor="N")
+
+    def add(left: float, top: float, width: float, tall: float) -> Axes:
+        return figure.add_axes((left / PIXELS, 1 - (top + tall) / height, width / PIXELS, tall / height))
+
+    axes: dict[str, Axes] = {}
+    for n, row in enumerate(rows):
+        width = WIDTH if row == [REWARD] else (WIDTH - LEFT) / 2
+        for column, key in enumerate(row):
+            axes[key] = add(LEFT + column * (width + LEFT), head + n * (PANEL + BELOW), width, PANEL)
+    top = head + len(rows) * (PANEL + BELOW)
+    for sheet in sheets:
+        axis = add(LEFT, top, sheet.image.width, sheet.image.height)
+        axis.imshow(sheet.image, aspect="auto", interpolation="nearest")
+        axis.set(xticks=[], yticks=[], facecolor="none")
         axis.spines[:].set_visible(False)
+        axis.set_title(sheet.title, loc="left", y=1 + MARGIN / sheet.image.height)
+        for x, y, line in sheet.lines:
+            axis.text(x, y, line, ha="center", va="baseline", font=grids.font(), parse_math=False)
+        top += TITLE + sheet.image.height
     for key, axis in axes.items():
         # The places of title (in STYLE) and label are given: to find them takes half of the time.
         axis.set_title(TITLES.get(key, key), parse_math=False)
         axis.set_xlabel("epoch")
         axis.xaxis.set_label_coords(0.5, -0.17)
-        axis.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+        epochs = MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10], min_n_ticks=1)
+        axis.xaxis.set_major_locator(epochs)
         axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         if key == RATIO:
             axis.set_yscale("symlog", linthresh=1e-7)
-        axis.yaxis.set_major_formatter("{x:.4g}")
+        axis.yaxis.set_major_formatter(_short)
         axis.grid(alpha=0.25)
     return figure, axes
+
+
+def _short(value: float, position: int = 0) -> str:
+    """Write the number of a tick in few letters: 0, 0.25, −12.5, 2.5e−7."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return grids.shorten(f"{value + 0.0:.6g}")
+    mantissa, exponent = f"{value:.5e}".split("e")
+    return grids.shorten(f"{float(mantissa):g}e{exponent}")
 
 
 def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[str, str]]) -> None:
@@ -211,6 +194,7 @@ def _explain_zeros(axis: Axes, runs: Sequence[Columns], key: str) -> None:
     values = [value for run in runs for value in run.get(key, {}).values()]
     steps = {count for run in runs for count in run[STEPS].values()}
     if key != "kl_reference" and not any(values) and steps == {1}:
+        axis.set(yscale="linear", ylim=(0, 1), yticks=[0])
         axis.text(
             0.5, 0.5, "0, because an epoch has\none optimizer step", ha="center", va="center",
             transform=axis.transAxes,
