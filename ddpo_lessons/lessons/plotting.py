@@ -55,8 +55,10 @@ def plot_dilemma(
         for n, point in enumerate(points):
             place = (-5, -10) if n % 2 else (5, 4)  # because neighbors are close together
             side = "left" if n % 2 == 0 else "right" if x[n] > 15 else "center"
-            look = {"textcoords": "offset points", "fontsize": 8, "color": color, "ha": side}
-            axes.annotate(f"{point['strength']:g}", (x[n], y[n]), place, **look)
+            axes.annotate(
+                f"{point['strength']:g}", (x[n], y[n]), place, textcoords="offset points",
+                fontsize=8, color=color, ha=side,
+            )  # fmt: skip
     for color, (name, points) in zip(itertools.cycle(PATH_COLORS), paths.items(), strict=False):
         x, y = ([100 * point[key] for point in points] for key in (correct, kept))
         axes.plot(x, y, ".-", linewidth=2, color=color, label=name)

@@ -168,7 +168,7 @@ def _lay_out(keys: Sequence[str], sheets: Sequence[grids.Sheet], lines: int) -> 
     return figure, axes
 
 
-def _short(value: float, position: int = 0) -> str:
+def _short(value: float, position: float = 0) -> str:
     """Write the number of a tick in few letters: 0, 0.25, −12.5, 2.5e−7."""
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return grids.shorten(f"{value + 0.0:.6g}")

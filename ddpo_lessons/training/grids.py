@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DPI = 125  # pixels per inch
 SHOWN = 8  # images of an epoch, each beside its input image if there is one
 GAP = 8  # pixels between samples
-POINTS, LINE, LINES = 8, 17, 3  # size of the text, pixels from line to line, and most lines of a prompt
+POINTS, LINE, LINES = 8, 17, 4  # size of the text, pixels from line to line, and most lines of a prompt
 HEIGHT = 360  # pixels at most of a grid without captions
 
 
@@ -78,7 +78,7 @@ def _arrange(title: str, grid: Image.Image, captions: list[str], width: int) -> 
     height = max(1, round(side * tile[1] / tile[0]))
     row_height = height + LINE * max(map(len, texts)) + 2 * GAP
     image = Image.new("RGBA", (width, rows * row_height))
-    lines = []
+    lines = list[tuple[float, float, str]]()
     for n, (sample, text) in enumerate(zip(samples, texts, strict=True)):
         left, top = round(n % columns * pitch), n // columns * row_height
         for place, number in enumerate(sample.tiles):
