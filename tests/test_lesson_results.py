@@ -43,7 +43,7 @@ def test_rewards_of_lesson_02():
             [100 * float(row["judge"]) for row in rows("orders.csv", learning_rate=rate, **runs)]
             for rate in ("0.003", "0.001")
         )
-        assert f"| {letter}, {orders[letter]} | {' | '.join(cells(p, '.0f') for p in percents)} |" in text
+        assert f"| {orders[letter]} | {' | '.join(cells(p, '.0f') for p in percents)} |" in text
 
 
 def test_gradients_of_lesson_02():
