@@ -289,7 +289,7 @@ def test_judges_of_the_animals_read_pictures_of_any_device(judge_place, images_p
     assert {name: hits.tolist() for name, hits in found.items()} == {
         name: hits.tolist() for name, hits in expected.items()
     }
-    assert evaluation.shares(pictures.to(images_place))["all"] == expected["all"].double().mean()
+    assert evaluation.fractions(pictures.to(images_place))["all"] == expected["all"].double().mean()
     distance = animals.background_distance(pictures.to(images_place), ["red"] * 6, edits.background_masks)
     torch.testing.assert_close(
         distance.cpu(), animals.background_distance(pictures, ["red"] * 6, edits.background_masks)

@@ -1,4 +1,4 @@
-"""Digits in other colors: what turning the knobs gets, and an adapter that is on at some calls only."""
+"""Digits in other colors: the best sampling settings, and an adapter that is on at some steps only."""
 
 from typing import Any
 

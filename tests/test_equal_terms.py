@@ -245,6 +245,6 @@ def test_the_program_of_the_edit_is_judged_as_that_of_the_demo():
     evaluation = equal_tasks.EditEvaluation("test")
     ((images,),) = evaluation.real().values()
     committed = {row["what"]: row for row in read_rows(edit.RESULTS) if row["animals"] == "practised"}
-    for name, share in evaluation.evaluation.shares(images).items():
+    for name, share in evaluation.evaluation.fractions(images).items():
         # Of the demo's 500 pictures these are 200.
         assert share == pytest.approx(float(committed["program"][name]), abs=0.04), name

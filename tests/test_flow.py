@@ -1,4 +1,4 @@
-"""Steps of flow models: against formulas written anew, and against a world whose answer is known."""
+"""Steps of flow models: against formulas written again, and against a world whose answer is known."""
 
 import math
 

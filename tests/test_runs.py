@@ -1,4 +1,4 @@
-"""A run from the command line, and what comes after it: sampling, stopping, continuing, starting anew."""
+"""A run from the command line, and what comes after it: sampling, stopping, continuing, starting again."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an animal in confetti is worth without RL: the grid, a program, the best of n."""
+"""The demo's task without RL: the grid, a program, and best-of-n."""
 
 import sys
 

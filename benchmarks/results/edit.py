@@ -23,7 +23,7 @@ ETAS = (0.0, 1.0)  # diffusers' default, and DDPM's noise
 
 def measure(run: Row) -> list[Row]:
     pipeline, evaluation = loaded()
-    return [dict(evaluation.shares(untrained(pipeline, evaluation.edits, Img2Img(**run))))]
+    return [dict(evaluation.fractions(untrained(pipeline, evaluation.edits, Img2Img(**run))))]
 
 
 @functools.cache

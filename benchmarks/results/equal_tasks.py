@@ -143,8 +143,8 @@ class EditEvaluation(Evaluation):
         return self.evaluation.images(pipeline, setting, noise * len(self.prompts))
 
     def judged(self, images: torch.Tensor) -> dict[str, float]:
-        shares = self.evaluation.shares(images)
-        return {"judge": shares["all"], "second": shares["second_judge"]}
+        fractions = self.evaluation.fractions(images)
+        return {"judge": fractions["all"], "second": fractions["second_judge"]}
 
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
         return {

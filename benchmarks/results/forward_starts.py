@@ -145,8 +145,8 @@ class Evaluation:
 
     def values(self, images: torch.Tensor) -> Row:
         rewards, _ = self.reward(images, self.edits.prompts, self.metadata)
-        shares = self.evaluation.shares(images)
-        found = {"right": shares["both"], "digit": shares["digit"], "colors": shares["colors"]}
+        fractions = self.evaluation.fractions(images)
+        found = {"right": fractions["both"], "digit": fractions["digit"], "colors": fractions["colors"]}
         return {"split": self.split, "reward": rewards.mean().item(), **found}
 
     def measure(self, pipeline: Any, setting: Any = None) -> Row:

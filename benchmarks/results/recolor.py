@@ -58,7 +58,7 @@ class Evaluation:
         """Edit the input images by the policy, (N, 3, 32, 32)."""
         return restore(pipeline, self.edits.inputs.images, self.edits.prompts, setting)
 
-    def shares(self, images: torch.Tensor) -> dict[str, float]:
+    def fractions(self, images: torch.Tensor) -> dict[str, float]:
         """Return the fractions of images with correct digit, colors and both, see `judge_edits`."""
         verdicts = judge_edits(images, self.edits, *self.judges)
         return {name: hits.double().mean().item() for name, hits in verdicts.items()}

@@ -94,7 +94,7 @@ def measure(run: Row) -> list[Row]:
     edits = digits.draw_edits(IMAGES, "validation", 0)
     evaluation = Evaluation(edits)
     made = drawn(edits) if run["run"] == "untrained" else trained(int(run["run"]), edits, evaluation)
-    return [{"sampled": name, **evaluation.shares(images)} for name, images in made.items()]
+    return [{"sampled": name, **evaluation.fractions(images)} for name, images in made.items()]
 
 
 if __name__ == "__main__":

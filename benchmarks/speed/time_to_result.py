@@ -95,8 +95,8 @@ def train(python: str, tiny: str, run: Row) -> list[Row]:
     rows: list[Row] = []
 
     def read() -> None:
-        shares = evaluation.shares(evaluation.images(pipeline, policy))
-        rows.append({**row, **{name: shares[name] for name in ("digit", "colors", "both")}})
+        fractions = evaluation.fractions(evaluation.images(pipeline, policy))
+        rows.append({**row, **{name: fractions[name] for name in ("digit", "colors", "both")}})
 
     read()
     with epochs(run, pipeline) as epoch:

@@ -59,7 +59,7 @@ def in_one_call(pipeline: Any, edits: animals.Edits) -> torch.Tensor:
 def verdict(evaluation: Evaluation, images: torch.Tensor) -> Row:
     """Return the mean reward of edits, and the fractions that are correct."""
     rewards, _ = SCORE(images, evaluation.edits.prompts, evaluation.edits.metadata)
-    return {"reward": rewards.mean().item(), **evaluation.shares(images)}
+    return {"reward": rewards.mean().item(), **evaluation.fractions(images)}
 
 
 def train(run: Row) -> list[Row]:

@@ -114,7 +114,7 @@ def compare(run: Row) -> list[Row]:
                 images = evaluation.images(load_tiny_zoo(), UNTRAINED_BEST)
             case _:  # as RL begins, or supervised
                 images = evaluation.images(pipeline or load_tiny_zoo(), POLICY)
-        rows.append({"animals": group, **evaluation.shares(images)})
+        rows.append({"animals": group, **evaluation.fractions(images)})
     return rows
 
 

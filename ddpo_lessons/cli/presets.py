@@ -49,7 +49,7 @@ _SD_1_4 = "CompVis/stable-diffusion-v1-4"
 
 # hectorastrom/gaussian-glasses (rl/rl_trainer.py, rl/reward.py and the project's page): img2img with an empty
 # prompt and no guidance, noise strength 0.2 to 0.4 of 50 steps, 256 samples an optimizer step, 256 to 1,028
-# images, flipped and jittered, up to 500 epochs. The peer ran fp16, 8-bit Adam, the change of CLIP ViT-B/16's
+# images, flipped and jittered, up to 500 epochs. It ran fp16, 8-bit Adam, the change of CLIP ViT-B/16's
 # logit of the true class, and a penalty of 0.3 * 6 times LPIPS to the input; here bf16, AdamW, the change of
 # ViT-L/14's margin, and as much of `distance_penalty` to the clean image. Of one process, see `divide`.
 _GLASSES: dict[str, Any] = {
@@ -185,7 +185,7 @@ PRESETS: dict[str, Preset] = {
     "digit_world": Preset("tiny-sd", "prompt_alignment", "digit_world", _DIGITS),
     # The same for the flow model, with the noise of Flow-GRPO; not tuned.
     "digit_world_flow": Preset("tiny-sd3", "prompt_alignment", "digit_world", {**_DIGITS, "sample_eta": 0.7}),
-    # The peer drew from 398 animals of ImageNet for these two.
+    # DDPO's authors sampled from 398 animals of ImageNet for these two.
     "compressibility": Preset(_SD_1_4, "jpeg_compressibility", "animals", _PAPER, processes=8),
     "incompressibility": Preset(_SD_1_4, "jpeg_incompressibility", "animals", _PAPER, processes=8),
     "aesthetic": Preset(
@@ -203,9 +203,9 @@ PRESETS: dict[str, Preset] = {
         {**_PAPER_HARDER, "sample_num_batches_per_epoch": 6, "train_gradient_accumulation_steps": 6},
         processes=6,
     ),
-    # The peer reports 14.5% for what it trained, 11.4% before, and 44.6% for the images as they are.
+    # gaussian-glasses reports 14.5% after training, 11.4% before, and 44.6% for the images themselves.
     "camouflage": Preset(_SD_1_5, _GLASSES_REWARD, "", _GLASSES, noise_strength=0.4, augmented=True),
-    # The peer began this and gives no settings of its own; the weaker noise is our choice, not measured.
+    # gaussian-glasses began this without settings of its own; the weaker noise is our choice, not measured.
     "corruption": Preset(
         _SD_1_5,
         _GLASSES_REWARD,

@@ -120,7 +120,7 @@ class Evaluation:
         self.edits = edits
         self.judges = animals.Judge.load(), animals.SecondJudge.load()
 
-    def shares(self, images: torch.Tensor) -> dict[str, float]:
+    def fractions(self, images: torch.Tensor) -> dict[str, float]:
         """Return the fractions of correct images, by the keys of `judge_edits`."""
         right = judge_edits(images, self.edits, *self.judges)
         return {name: hits.double().mean().item() for name, hits in right.items()}
@@ -131,7 +131,7 @@ class Evaluation:
 
     def measure(self, pipeline: Any, setting: Img2Img) -> dict[str, float]:
         """Edit the input images, and return the fractions of correct ones."""
-        return self.shares(self.images(pipeline, setting))
+        return self.fractions(self.images(pipeline, setting))
 
 
 def run(arguments: Demo) -> int:
@@ -150,11 +150,11 @@ def run(arguments: Demo) -> int:
     )
     images = {"untrained_best": best, "before": before}
     unseen = {
-        "untrained_best": unseen_animals.shares(best_unseen),
-        "before": unseen_animals.shares(before_unseen),
+        "untrained_best": unseen_animals.fractions(best_unseen),
+        "before": unseen_animals.fractions(before_unseen),
     }
-    curve = [{"strength": s, **watch.shares(made)} for s, made in zip(STRENGTHS, turned, strict=True)]
-    path = [{"epoch": 0, **watch.shares(watched)}]
+    curve = [{"strength": s, **watch.fractions(made)} for s, made in zip(STRENGTHS, turned, strict=True)]
+    path = [{"epoch": 0, **watch.fractions(watched)}]
     settings = {**SETTINGS, **SCHEDULES[arguments.algorithm]}
     if arguments.epochs is not None:
         settings["num_epochs"] = arguments.epochs
@@ -175,11 +175,11 @@ def run(arguments: Demo) -> int:
     images["after"], made = _generate(
         "evaluating the trained pipeline", pipeline, (test, POLICY), (unseen_animals, POLICY)
     )
-    unseen["after"] = unseen_animals.shares(made)
+    unseen["after"] = unseen_animals.fractions(made)
     trainer.save_pretrained(folder / "lora")
     schedule = family_of(pipeline).schedule(POLICY.steps, POLICY.strength)
     results: dict[str, Any] = {"steps": POLICY.steps, "actions": int((schedule.stds > 0).sum())}
-    results |= {name: test.shares(made) for name, made in images.items()}
+    results |= {name: test.fractions(made) for name, made in images.items()}
     results["untrained_best"] |= asdict(UNTRAINED_BEST)
     results["new_animals"] = unseen
     results["run"] = {**asdict(POLICY), **_made_with(trainer, arguments), "path": path}

@@ -30,7 +30,7 @@ from ddpo_lessons.training.memory import in_halves, sized
 from ddpo_lessons.training.processes import Share, progress_bar
 
 # A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
-# with less noise than this, rounding alone can take a ratio out of the peers' clip range of 1e-4.
+# with less noise than this, rounding alone can take a ratio out of other trainers' clip range of 1e-4.
 MIN_STD = 2e-4
 
 
