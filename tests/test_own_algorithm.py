@@ -28,8 +28,8 @@ from ddpo_lessons.training.runlog import read_metrics
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUMBERS = itertools.count()
-RLOO, IN_PYTHON = howto_blocks("own-algorithm", "python")
-(COMMAND,) = howto_blocks("own-algorithm", "sh")
+RLOO, IN_PYTHON, IMITATION = howto_blocks("own-algorithm", "python")
+*COMMANDS, _compare = howto_blocks("own-algorithm", "sh")
 SMALL = shlex.split(
     "--sample-num-steps 3 --sample-batch-size 4 --sample-num-batches-per-epoch 1 --train-batch-size 4 "
     "--sample-group-size 2 --image-grid-freq 0 --reward colorfulness"
@@ -100,10 +100,10 @@ def red(images, prompts, metadata): ...
 
 @pytest.fixture
 def mine(here, monkeypatch):
-    """The page's file, and another one, under names that no other test has imported."""
+    """The page's files as one, and another one, under names that no other test has imported."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     name = f"my_algorithms_{next(NUMBERS)}"
-    (here / f"{name}.py").write_text(RLOO)
+    (here / f"{name}.py").write_text(RLOO + IMITATION)
     (here / f"others_{name}.py").write_text(OTHERS)
     return name
 
@@ -125,14 +125,60 @@ def test_rloo_compares_each_reward_with_the_mean_of_the_others(mine):
 @pytest.mark.slow
 def test_the_page_s_commands_run(here, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(here), *sys.path])
-    monkeypatch.delitem(sys.modules, "my", raising=False)
-    (here / "my.py").write_text(RLOO)
-    assert cli.main([*shlex.split(COMMAND)[1:], *SMALL]) == 0
-    assert len(read_metrics("rloo-run", "epoch")) == 2
+    for name, text in (("my", RLOO), ("imitation", IMITATION)):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (here / f"{name}.py").write_text(text)
+    for command in COMMANDS:
+        assert cli.main([*shlex.split(command)[1:], *SMALL]) == 0
     exec(compile(IN_PYTHON, "own-algorithm.md", "exec"), {})
-    for folder, scale in (("rloo-run", 2.0), ("rloo-python", 2.0)):
-        assert read_run(Path(folder))[1]["algorithm"] == {"name": "RLOO", "scale": scale}
-    monkeypatch.delitem(sys.modules, "my")
+    rloo, imitation = {"name": "RLOO", "scale": 2.0}, {"name": "SelfImitation", "fraction": 0.1}
+    runs = {"rloo-run": (rloo, 2), "rloo-python": (rloo, 1), "imitation-run": (imitation, 2)}
+    for folder, (algorithm, epochs) in runs.items():
+        assert read_run(Path(folder))[1]["algorithm"] == algorithm
+        assert len(read_metrics(folder, "epoch")) == epochs
+    for name in ("my", "imitation"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_self_imitation_takes_one_more_step_on_all_actions_of_the_best_samples(mine, tmp_path):
+    algorithm: Any = make_algorithm(f"{mine}.py:SelfImitation:fraction=0.5")
+    seen: list[set[tuple[int, int]]] = []
+    imitate = algorithm.imitate
+
+    def watch(samples: Any, denoiser: Any, pairs: Any) -> Any:
+        seen.append(set(zip(pairs["rows"].tolist(), pairs["columns"].tolist(), strict=True)))
+        return imitate(samples, denoiser, pairs)
+
+    algorithm.imitate = watch
+    sizes = {"sample_batch_size": 4, "sample_num_batches_per_epoch": 1, "train_batch_size": 4}
+    config = make_config(tmp_path / "run", **sizes)
+    trainer = Trainer(config, brightness, red_three, make_pipeline(), algorithm=algorithm)
+    rewards = torch.tensor(trainer.step(0)["rewards"])
+    steps = read_metrics(tmp_path / "run", "step")
+    assert ["best_log_prob" in step for step in steps] == [False, True]
+    assert all(finding.passed for finding in trainer.preflight)
+    actions = {column for _, column in set.union(*seen)}
+    assert len(actions) > 1
+    assert set.union(*seen) == {(row, c) for row in rewards.topk(2).indices.tolist() for c in actions}
+
+
+def test_imitated_actions_become_more_likely(mine, tmp_path):
+    """With rewards that are all equal, DDPO's own step has no gradient."""
+    algorithm: Any = make_algorithm(f"{mine}.py:SelfImitation:fraction=1")
+    kept: list[Any] = []
+    steps = algorithm.steps
+
+    def twice(samples: Any, learner: Any) -> Any:
+        *_, (loss, groups) = steps(samples, learner)
+        kept.extend([loss, groups])
+        yield loss, groups
+        yield loss, groups
+
+    algorithm.steps = twice
+    config = make_config(tmp_path / "run", train_learning_rate=1e-3)
+    Trainer(config, brightness, red_three, make_pipeline(), algorithm=algorithm).step(0)
+    before, after = (step["best_log_prob"] for step in read_metrics(tmp_path / "run", "step"))
+    assert after > before
 
 
 def test_a_flag_trains_what_python_trains(mine, here, model):
