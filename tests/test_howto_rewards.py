@@ -61,12 +61,13 @@ def here(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------- a reward of one's own
 @pytest.mark.slow
 def test_rewards_of_ones_own_train(here, capsys):
-    mine, best_of_8, _hps_v2, _image_reward, in_python = howto_blocks("own-reward", "python")
+    mine, known, best_of_8, _hps_v2, _image_reward, in_python = howto_blocks("own-reward", "python")
     (here / "my.py").write_text(mine)
     (here / "models" / "clip").mkdir(parents=True)
     write_clip(here / "models" / "clip")
     (here / "my-images").mkdir()
-    Image.new("RGB", (32, 32), "red").save("my-images/a.png")
+    for name, color in (("a", "red"), ("b", "black")):
+        Image.new("RGB", (32, 32), color).save(f"my-images/{name}.png")
     lines = [line for block in howto_blocks("own-reward", "sh") for line in block.splitlines()]
     runs = {}
     for line in lines:
@@ -84,6 +85,8 @@ def test_rewards_of_ones_own_train(here, capsys):
     }
     assert 0 < min(runs["red-run"]) < max(runs["red-run"]) < 1
     capsys.readouterr()
+    exec(compile(known, "own-reward.md", "exec"), {})
+    assert capsys.readouterr().out == "0.000  b.png\n1.000  a.png\n"
     exec(compile(best_of_8, "own-reward.md", "exec"), {})
     one, best = re.findall(r"\d\.\d{3}", capsys.readouterr().out)
     assert 0 < float(one) < float(best) < 1
