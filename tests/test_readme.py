@@ -6,16 +6,22 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers import records_of
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
-from ddpo_lessons.cli.main import main
-from ddpo_lessons.data.folders import find_images
-from ddpo_lessons.image import fit
+from ddpo_lessons.cli.main import main, parse
+from ddpo_lessons.cli.options import Train
+from ddpo_lessons.cli.presets import PRESETS
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.folders import ImagePrompts, find_images
+from ddpo_lessons.training.record import read_run
 from ddpo_lessons.training.runlog import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -27,37 +33,118 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
+PHOTOGRAPHS, *_ = (block for block in blocks("sh") if "photos" in block)
+COMMANDS = [
+    shlex.split(line)
+    for block in blocks("sh")
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("ddpo-lessons ")
+]
+REWARD, TRAIN, USE = blocks("python")
+
+
+def on_a_gpu(code: str) -> str:
+    """Make the changes that the comments of a block name."""
+    return re.sub(r"^(.*? = ).*  # on a GPU: (.*)$", r"\1\2", code, flags=re.MULTILINE)
+
+
+def settings_of(config: DDPOConfig, strength: float | None) -> dict[str, Any]:
+    found = {"num_inference_steps": config.sample_num_steps, "guidance_scale": config.sample_guidance_scale}
+    return {**found, "strength": strength, "eta": config.sample_eta}
+
+
+def run(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+@pytest.fixture
+def example(here, monkeypatch):
+    """A folder with the photographs and the reward of the README's example."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["sh", "-ec", PHOTOGRAPHS], check=True, env={**os.environ, "PATH": path})
+    Path("my.py").write_text(REWARD)
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])
+    monkeypatch.delitem(sys.modules, "my", raising=False)
+    yield here
+    sys.modules.pop("my", None)
+
+
+needs_sh = pytest.mark.skipif(shutil.which("sh") is None, reason="there is no sh")
+
+
+@needs_sh
+@pytest.mark.usefixtures("example", "one_thread")
+def test_the_example_goes_from_photographs_to_an_edited_one():
+    """One epoch of it; the blocks are executed as they stand otherwise."""
+    assert len(find_images("photos").files) == 2
+    trainer = run(TRAIN.replace('"num_epochs": 20', '"num_epochs": 1'))["trainer"]
+    assert all(finding.passed for finding in trainer.preflight)
+    used = run(USE)
+    assert Image.open("edited.png").size == (32, 32)
+    config, record = read_run(Path("warm-run"))
+    assert used["settings"] == settings_of(config, record["noise_strength"])
+    adapters = [name for name, _ in used["pipeline"].unet.named_parameters() if "lora_B" in name]
+    assert adapters
+    assert any(used["pipeline"].unet.get_parameter(name).abs().max() > 0 for name in adapters)
+
+
+@needs_sh
+@pytest.mark.usefixtures("example", "one_thread")
+def test_the_example_s_changes_for_a_gpu_train_stable_diffusion(model, monkeypatch):
+    """On a random tiny model in its place, on a CPU, in small epochs."""
+    preset, train, use = PRESETS["edit"], on_a_gpu(TRAIN), on_a_gpu(USE)
+    assert 'preset, size = PRESETS["edit"], 512\n' in train
+    assert f'model, size = "{preset.model}", 512\n' in use
+    small = {"sample_num_batches_per_epoch": 2, "train_gradient_accumulation_steps": 1}
+    small |= {"sample_num_steps": 6, "mixed_precision": "no"}
+    changed = replace(preset, model=model, config={**preset.config, **small})
+    monkeypatch.setitem(PRESETS, "edit", changed)
+    trainer = run(train.replace('"num_epochs": 20', '"num_epochs": 1').replace("512", "32"))["trainer"]
+    assert trainer.plan.optimizer_steps == 2
+    used = run(use.replace("512", "32").replace(preset.model, model))
+    assert used["settings"] == settings_of(DDPOConfig(**preset.config), preset.noise_strength)
+    assert Image.open("edited.png").size == (32, 32)
+
+
+@needs_sh
+@pytest.mark.usefixtures("example")
+def test_the_commands_are_the_example(capsys):
+    train, sample = COMMANDS
+    assert [words[1] for words in COMMANDS] == ["train", "sample"]
+    train = ["1" if word == "20" else word for word in train]
+    assert main(train[1:]) == 0
+    run(TRAIN.replace('"num_epochs": 20', '"num_epochs": 1'))
+    assert records_of(Path(train[-1])) == records_of(Path("warm-run"))
+    assert main(sample[1:]) == 0
+    assert Path("edited/grid.png").is_file()
+    on_gpu = parse([*train[1:], "--preset", "edit"])
+    assert isinstance(on_gpu, Train)
+    on_gpu.check()
+    assert (on_gpu.chosen.model, on_gpu.chosen.noise_strength) == (PRESETS["edit"].model, 0.5)
+
+
+@needs_sh
 @pytest.mark.slow
+@pytest.mark.usefixtures("example")
 @pytest.mark.parametrize("seed", range(3))
-def test_the_script_s_reward_rises_and_diffusers_loads_what_it_saves(tmp_path, monkeypatch, seed):
+def test_the_example_s_reward_rises(seed):
     """On scikit-learn's two photographs; tiny-sd has seen none."""
-    monkeypatch.chdir(tmp_path)
-    Path("my-images").mkdir()
-    for number, photograph in enumerate(load_sample_images().images):
-        Image.fromarray(photograph).save(f"my-images/{number}.png")
-    train, use = blocks("python")
-    train = train.replace("num_epochs=10", f"num_epochs=10, seed={seed}").replace("seed=0", f"seed={seed}")
-    exec(compile(train, "README.md", "exec"), {})
-    rewards = [row["reward_mean"] for row in read_metrics("edit-run", "epoch")]
-    assert rewards[0] < 0.05
-    assert min(rewards[-2:]) > 0.2
-    photographs = torch.stack([fit(Image.open(path), 32) for path in find_images("my-images").files])
-    left = 1 - photographs[:, 0]  # what a filter adds that sets red to 1, one of three channels
-    assert (left.mean() - left.square().mean() / 3).item() == pytest.approx(0.41, abs=0.005)
-    if seed == 0:
-        exec(compile(use, "README.md", "exec"), {})
-        assert Path("edited.png").is_file()
+    run(TRAIN.replace('"num_epochs": 20', f'"num_epochs": 20, "seed": {seed}'))
+    rewards = [row["reward_mean"] for row in read_metrics("warm-run", "epoch")]
+    assert rewards[0] < 0.1
+    assert min(rewards[-2:]) > 0.25
 
 
-@pytest.mark.slow
-def test_commands_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("ddpo-lessons ")]
-    assert [command[0] for command in commands] == ["train", "sample"]
-    for command in commands:
-        assert main(command) == 0
-    assert list((tmp_path / "samples").glob("*.png"))
+@needs_sh
+@pytest.mark.usefixtures("example")
+def test_a_filter_gets_a_higher_reward():
+    contexts = ImagePrompts(find_images("photos"), "", size=32, seed=0).every()
+    prompts, images, metadata = zip(*contexts, strict=True)
+    filtered = torch.stack(images) + torch.tensor([0.25, 0, -0.25])[:, None, None]  # (2, 3, 32, 32)
+    rewards = run(REWARD)["warm"](filtered.clamp(0, 1), prompts, metadata)
+    assert rewards.mean().item() == pytest.approx(0.41, abs=0.005)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
