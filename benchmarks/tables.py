@@ -249,8 +249,8 @@ def guide_table() -> str:
         ["do not train", f"preference: reward of the best prompt {float(prompt['reward']):.2f}, of best-of-4 "
          f"{float(untrained['preference', 'best-of-4']['reward']):.2f}, of the best method {best:.2f}"],
         ["train on the pairs", f"edit: {pairs} correct from 2,560 pairs, {branching} from 4,096 rewards"],
-        ["ReFL or DRaFT", f"preference: {preference('ReFL', 'DRaFT')}; edit: {edit('ReFL', 'DRaFT')}, best-of-8 "
-         f"{float(untrained['edit', 'best-of-8']['judge']):.0%}"],
+        ["ReFL or DRaFT", f"preference: {preference('ReFL', 'DRaFT')}; edit: {edit('ReFL', 'DRaFT')}, "
+         f"best-of-8 {float(untrained['edit', 'best-of-8']['judge']):.0%}"],
         ["branching or DDPO, small epochs",
          f"edit, 4,096 rewards: branching {branching}, DDPO {ddpo}, best sampling setting "
          f"{float(sampled['judge']):.0%}; 1,024 rewards: {edit('branching', 'DDPO')}"],
