@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common import read_rows, where
 from benchmarks.zoo import demo as zoo_demo
-from benchmarks.zoo import edit, edit_credit
+from benchmarks.zoo import edit, edit_credit, live
 from ddpo_lessons.cli.options import Demo
 from ddpo_lessons.lessons import demo
 from ddpo_lessons.lessons.demo import Img2Img
@@ -21,6 +21,17 @@ def test_the_best_of_a_grid_is_the_first_of_equals():
     texts = ("0.5 1.0 8 0.0 0.1", "0.75 3.0 8 1.0 0.4", "1.0 6.0 16 0.0 0.4")
     rows = [dict(zip(names, text.split(), strict=True)) for text in texts]
     assert edit.best_of_grid(rows, "all") == Img2Img(0.75, 3.0, 8, 1.0)
+
+
+def test_the_live_runs_pass_the_best_untrained_setting_with_most_seeds():
+    rows = read_rows(live.RESULT)
+    for algorithm in ("DDPO", "branching"):
+        own = where(rows, algorithm=algorithm, evaluations="640")
+        assert [int(row["seed"]) for row in own] == list(live.SEEDS)
+        above = [float(row["correct"]) > float(row["untrained"]) for row in own]
+        assert above[0] and sum(above) >= 4
+    begin = {(row["reward"], row["correct"]) for row in where(rows, evaluations="0")}
+    assert len(begin) == 1  # all runs begin as the same pipeline does
 
 
 def test_the_committed_grid_holds_every_setting_once_and_the_demo_has_its_best():

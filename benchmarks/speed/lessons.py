@@ -29,13 +29,18 @@ class Shell(InteractiveShell):
         """Do nothing: `%matplotlib inline` opens no window."""
 
 
-def play(lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
+def play(
+    lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), last: str | None = None
+) -> dict[str, Any]:
     """Run a lesson; return its variables. What a cell raises is raised, with a note that names the cell.
 
-    After the cells whose ids are in `changes` variables get other values.
+    After the cells whose ids are in `changes` variables get other values. The cell with the id `last` is the
+    last one that runs, if given.
     """
+    main = sys.modules["__main__"]  # which a shell replaces by the lesson's variables
     shell = Shell.instance()  # what `get_ipython` returns
     with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(sys.modules.__setitem__, "__main__", main)
         at_the_end.callback(Shell.clear_instance)  # the caller's `get_ipython` returns None again
         at_the_end.enter_context(contextlib.chdir(lesson.parent))
         for number, cell in enumerate(json.loads(lesson.read_text("utf-8"))["cells"]):
@@ -47,6 +52,8 @@ def play(lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyTy
                 error.add_note(f"cell {number}")
                 raise error
             shell.user_ns.update(changes.get(cell.get("id"), {}))
+            if cell.get("id") == last:
+                break
     return dict(shell.user_ns)
 
 
