@@ -137,7 +137,7 @@ def curves() -> Figure:
     right.set_ylim(0, 104)
     for x, y, text, color in (
         (150, -1.4, "RWR", BROWN), (430, -1.52, "DDPO", BLUE),
-        (400, -1.9, "longer prompt", PURPLE), (400, -2.19, "best-of-8", PURPLE),
+        (415, -1.94, "longer prompt", PURPLE), (400, -2.19, "best-of-8", PURPLE),
     ):  # fmt: skip
         left.text(x, y, text, color=color, fontsize=12)
     return figure
