@@ -107,7 +107,7 @@ def test_a_method_of_ones_own_is_ranked_among_the_others():
     results = read_rows(equal_terms.RESULTS)
     own = [{**row, "method": "mine.py:Mine", "reward": "1.23"} for row in results if row["method"] == "DDPO"]
     lines = equal_terms.ranking("edit", [*results, *own], ["mine.py:Mine"])
-    assert [line.split()[0] for line in lines] == ["mine.py:Mine", "ReFL", "branching", "DDPO"]
+    assert [line.split()[0] for line in lines] == ["mine.py:Mine", "DRaFT", "ReFL", "branching", "DDPO"]
     assert "reward   1.23, evaluator  45%, 5 seeds" in lines[0]
 
 
