@@ -115,7 +115,7 @@ make_evaluation = functools.cache(Evaluation)
 
 
 def apart(images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the root mean square of each image's difference to the other, (N,)."""
+    """Return the root mean square of each image's difference from the other, (N,)."""
     return (images - others).square().mean((1, 2, 3)).sqrt()
 
 
