@@ -101,7 +101,7 @@ def images(task: str, judged: str) -> Figure:
 
 
 QUESTIONS = (  # question, what to do if the answer is yes
-    ("Does a prompt, a sampling setting\nor best-of-n do?", "do not train"),
+    ("Is a prompt, a sampling setting\nor best-of-n good enough?", "do not train"),
     ("Do you have pairs of input and\nwanted output?", "train on the pairs"),
     ("Is the reward differentiable,\nand do you trust its gradient?", "ReFL or DRaFT"),
     ("Do you edit images (img2img)?", "branching or DDPO,\nin small epochs"),
