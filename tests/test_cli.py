@@ -510,11 +510,17 @@ def test_sizes_are_kept_when_asked_for(here, model, photos):
 
 
 @pytest.mark.parametrize("side", [48, 64])
-def test_a_resolution_far_above_the_models_own_is_warned_of_before_sampling(side, model, here):
+@pytest.mark.parametrize("of_images", [False, True])
+def test_a_resolution_far_above_the_models_own_is_warned_of_before_sampling(
+    of_images, side, model, here, photos
+):
     flags = f"train --model {model} --prompt cat --reward colorfulness --resolution {side}".split()
+    images = None
+    if of_images:
+        flags, images = [*flags, "--images", str(photos)], folders.find_images(photos)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        train.make_trainer(cli.parse(flags), None)
+        train.make_trainer(cli.parse(flags), images)
     said = [str(each.message) for each in found if "resolution" in str(each.message)]
     start = "resolution=64 is 2 times the model's own 32: images are usually worse than at that size, and"
     assert [text.startswith(start) for text in said] == ([True] if side == 64 else [])
