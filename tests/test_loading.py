@@ -23,9 +23,14 @@ from ddpo_lessons.worlds import load_tiny_sd
 def bars(monkeypatch):
     """A terminal, and the libraries' settings as they are in a new process."""
     monkeypatch.setattr(loading, "draws_bars", lambda: True)
-    of_diffusers.enable_progress_bar()
-    of_transformers.enable_progress_bar()
+    libraries = of_diffusers, of_transformers
+    levels = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.enable_progress_bar()
+        library.set_verbosity_warning()
     yield
+    for library, level in zip(libraries, levels, strict=True):
+        library.set_verbosity(level)
     enable_progress_bars()
 
 

@@ -52,7 +52,7 @@ def play(
                 error.add_note(f"cell {number}")
                 raise error
             shell.user_ns.update(changes.get(cell.get("id"), {}))
-            if cell.get("id") == last:
+            if last is not None and cell.get("id") == last:
                 break
     return dict(shell.user_ns)
 
