@@ -182,6 +182,7 @@ def epochs_table() -> str:
         ("edit", "DDPO", "1024", "judge", ".0%"),
         ("edit", "branching", "512", "judge", ".0%"),
         ("edit", "branching", "1024", "judge", ".0%"),
+        ("edit", "DRaFT", "256", "judge", ".0%"),
         ("edit", "ReFL", "256", "judge", ".0%"),
     ):
         own = where(rows, task=task, method=method, evaluations=length)
