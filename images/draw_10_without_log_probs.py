@@ -68,7 +68,7 @@ def lags() -> Figure:
     figure, (axes,) = panels(1, (7.2, 4))
     for place, loss in enumerate(losses):
         for offset, (lag, (name, marker, color)) in enumerate(kinds.items()):
-            found = [float(row["distance"]) for row in where(rows, loss=loss, lag=lag)]
+            found = [float(row["distance"]) for row in where(rows, loss=loss, lag=lag, learning_rate="0.003")]
             y = -place - 0.24 * (offset - 1)
             axes.plot([min(found), max(found)], [y, y], color=color, linewidth=2)
             label = None if place else name

@@ -1,4 +1,4 @@
-"""What lessons 02 and 03 quote of measurements is what the committed files hold."""
+"""What lessons 02, 03 and 10 quote of measurements is what the committed files hold."""
 
 import csv
 import json
@@ -82,3 +82,24 @@ def test_log_probs_of_lesson_03():
     assert {f"{float(row['log_prob']):.2f}" for row in rows("log_probs.csv")} == {"-0.62"}
     lost = [1 - float(row["threes"]) / 0.7812 for row in ends["resampled"]]
     assert [share > 0.5 for share in sorted(lost)] == [False, False, True]
+
+
+def test_distances_of_lesson_10():
+    """With the old policy as sampler, as center or as both, at three learning rates."""
+    text = prose("10_without_log_probs")
+    runs = [("signed", "sampler"), ("AWM", "center"), ("PEPG", "center"), ("NFT", "center"), ("NFT", "both")]
+    for rate in ("0.001", "0.003", "0.01"):
+        found = {
+            run: [
+                float(row["distance"])
+                for row in rows("lags.csv", learning_rate=rate, loss=run[0], lag=run[1])
+            ]
+            for run in runs
+        }
+        assert {len(seeds) for seeds in found.values()} == {5}
+        spans = [f"{min(found[run]):.2f} to {max(found[run]):.2f}" for run in runs]
+        assert f"| {rate} | {' | '.join(spans)} |" in text
+        for loss in ("AWM", "PEPG"):
+            pairs = zip(found[loss, "center"], found["signed", "sampler"], strict=True)
+            nearer = {center < sampler for center, sampler in pairs}
+            assert rate == "0.003" or nearer == {rate == "0.001"}

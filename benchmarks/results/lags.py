@@ -7,7 +7,8 @@ optimizer step. The policy that samples, the policy at which the loss is centere
 moving averages (EMA) of the newest policy, with a decay of 0.9. The authors' presets use less. In AWM's the
 center of a penalty is an EMA whose decay grows by 0.001 per step up to 0.3; in NFT's and PEPG's both are one,
 up to 0.5. The runs here have that limit from the first step on, or let the decay grow as the authors do.
-lags.csv has, for each loss, seed and choice of old policies (`lag`), the fraction of good samples and the
+The runs with a decay of 0.9 also have the next learning rate below and above the notebook's. lags.csv has,
+for each loss, seed, learning rate and choice of old policies (`lag`), the fraction of good samples and the
 distance from the data.
 """
 
@@ -25,8 +26,9 @@ from ddpo_lessons.ppo import clipped_loss
 from images.lessons import run_tagged
 
 RESULT = Path(__file__).with_suffix(".csv")
-COLUMNS = ("loss", "lag", "seed", "good", "distance")
+COLUMNS = ("loss", "lag", "seed", "learning_rate", "good", "distance")
 SEEDS, LOSSES = (3, 4, 5, 6, 7), ("signed", "AWM", "PEPG", "NFT", "penalty")
+RATE, OTHER_RATES = 3e-3, (1e-3, 1e-2)
 LAGS: dict[str, Row] = {
     "none": {},
     "sampler": {"sampler_decay": 0.9},
@@ -47,12 +49,14 @@ def train(run: Row) -> list[Row]:
     line = run_tagged("10_without_log_probs", "line", names)
     loss = line[f"{run['loss'].lower()}_loss"]
     lag = (LAGS | PRESETS.get(run["loss"], {}))[run["lag"]]
-    policy = line["draft_train"](loss, epochs=100, steps=1, seed=run["seed"], **lag)
+    own = {"seed": run["seed"], "learning_rate": run["learning_rate"]}
+    policy = line["draft_train"](loss, epochs=100, steps=1, **own, **lag)
     good, distance = line["measure"](policy)
     return [{"good": good, "distance": distance}]
 
 
 if __name__ == "__main__":
-    runs = product(seed=SEEDS, lag=LAGS, loss=LOSSES)
-    runs += product(seed=SEEDS, lag=("limit", "grows"), loss=PRESETS)
+    runs = product(learning_rate=(RATE,), seed=SEEDS, lag=LAGS, loss=LOSSES)
+    runs += product(learning_rate=(RATE,), seed=SEEDS, lag=("limit", "grows"), loss=PRESETS)
+    runs += product(learning_rate=OTHER_RATES, seed=SEEDS, lag=LAGS, loss=LOSSES)
     run_all(train, runs, COLUMNS, RESULT, parse(__doc__).processes)
