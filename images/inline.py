@@ -47,8 +47,6 @@ def inline(notebook: Path, drawn: Path) -> str:
     for cell in content["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = LINK.sub(r"\1", FIGURE.sub(data, "".join(cell["source"])))
-        elif "solution" in cell["metadata"].get("tags", []):  # Colab shows a folded cell's title alone
-            cell["source"] = re.sub(r"^# (Solution of)", r"# @title \1", "".join(cell["source"]))
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 

@@ -96,8 +96,7 @@ def test_a_figure_that_nobody_draws_is_named():
 
 
 def without_links(text: str) -> str:
-    """Return a text with the words of its links and figures, and without the titles that Colab shows."""
-    text = text.replace("# @title ", "# ")
+    """Return a text with the words of its links and figures."""
     return re.sub(r"!?\[([^\[\]\n]*)\]\([^()\s]*\)", r"\1", text)
 
 

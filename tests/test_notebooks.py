@@ -207,6 +207,7 @@ def test_exercises_have_a_stub_a_check_and_a_closed_solution(path):
         assert check.metadata["jupyter"] == {"source_hidden": True}  # JupyterLab
         assert check.metadata["cellView"] == "form"  # Colab, which shows the title
         assert re.match(r"# @title Check of exercise \d\n", check.source)
+        assert re.match(r"# @title Solution of exercise \d\n", solution.source)
         assert {"solution", "hide-cell"} <= {*tags(solution)}  # hide-cell: closed on the site
         assert solution.metadata["jupyter"] == {"outputs_hidden": True, "source_hidden": True}  # JupyterLab
         assert solution.metadata["cellView"] == "form"  # Colab
