@@ -91,13 +91,13 @@ SWEEP = {  # variant in sweep.csv: how a row of lesson 05 begins
     "beta 0": "| PPO, β = 0 |",
     "beta 0.3": "| PPO, β = 0.3 |",
     "plain": "| PPO, β = 1 |",
-    "same for every token": "| the text's total reward, normalized: DDPO's way | none |",
+    "same for every token": "| total reward, normalized: DDPO's way | none |",
     "reward to go": "| reward-to-go, whitened | none |",
     "lambda 0": "| GAE, λ = 0 | copy of the reward model |",
     "lambda 1": "| GAE, λ = 1 | copy of the reward model |",
     "value from the policy": "| GAE, λ = 0.95 | copy of the policy |",
-    "shared trunk": "| GAE, λ = 0.95 | a head on the policy's trunk, `value_coef` 0.1 |",
-    "shared trunk, value_coef 0.01": "| GAE, λ = 0.95 | a head on the policy's trunk, `value_coef` 0.01 |",
+    "shared trunk": "| GAE, λ = 0.95 | shared trunk, `value_coef` 0.1 |",
+    "shared trunk, value_coef 0.01": "| GAE, λ = 0.95 | shared trunk, `value_coef` 0.01 |",
 }
 
 

@@ -1,5 +1,7 @@
 """Grids, the dilemma and sliders."""
 
+import re
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -44,7 +46,9 @@ def test_the_dilemma_draws_every_curve_and_path():
 def test_a_slider_holds_a_frame_for_each_value_and_loads_nothing():
     figure, axis = plt.subplots(figsize=(1, 1))
     page = slider(figure, axis.set_title, ["one", "two", "three"]).data
-    assert page.count("data:image/png;base64") == 3
+    assert page.count("data:image/png;base64") == 4
+    shown, first = re.findall(r'<img src="(.*?)"|frames\[0\] = "(.*?)"', page, re.DOTALL)
+    assert shown[0] == first[1].replace("\\\n", "")  # where scripts do not run
     assert page.count('type="range"') == 1
     assert "<button" not in page
     assert "http" not in page

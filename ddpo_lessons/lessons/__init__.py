@@ -63,7 +63,8 @@ def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
     """Make a slider over `values`, each with the figure after `draw(value)`.
 
     The slider needs no kernel and no network: matplotlib's page would load icons for its play buttons, so the
-    buttons are removed.
+    buttons are removed. Where scripts do not run, as in JupyterLab before the cell is run, the first figure
+    is shown.
     """
     import matplotlib.pyplot as plt
     from IPython.display import HTML
@@ -73,7 +74,8 @@ def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
     plt.close(figure)
     for part in ("<link.*?>", '<div class="anim-buttons">.*?</div>', "<form.*?</form>"):
         page = re.sub(part, "", page, flags=re.DOTALL)
-    return HTML(page)
+    first = re.findall(r'frames\[0\] = "(.*?)"', page, re.DOTALL)[0].replace("\\\n", "")
+    return HTML(page.replace("<img ", f'<img src="{first}" ', 1))
 
 
 def check_mine(check: Callable[[Any], None], answer: Callable[..., Any]) -> None:
