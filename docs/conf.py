@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import is_dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from docutils import nodes
@@ -16,6 +17,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from ddpo_lessons.cli import options as flags  # noqa: E402
 from images.style import CARD  # noqa: E402
 
 project = "ddpo-lessons"
@@ -69,6 +71,14 @@ html_use_index = html_domain_indices = False  # no page leads to them
 html_copy_source = False
 
 
+def show_plain_types(app: Sphinx) -> None:
+    """Leave out of the flags' types what they hold for `--help`."""
+    for shown in filter(is_dataclass, vars(flags).values()):
+        plain = get_type_hints(shown)
+        for annotated in (shown.__annotations__, shown.__init__.__annotations__):
+            annotated |= {name: plain[name] for name in annotated if name in plain}
+
+
 def link_modules(app: Sphinx, name: str, source: list[str]) -> None:
     """Lead links to a module's file to its place in the reference."""
 
@@ -103,6 +113,7 @@ def mark_plots(app: Sphinx, doctree: nodes.document, name: str) -> None:
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("builder-inited", show_plain_types)
     app.connect("doctree-resolved", mark_plots)
     app.connect("source-read", link_modules)
     app.connect("autodoc-skip-member", skip_member)

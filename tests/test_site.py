@@ -135,6 +135,12 @@ def test_reference_has_every_module_of_the_package(site):
     assert "ddpo_lessons.ddim.DDIMSchedule" in described
 
 
+def test_reference_shows_the_flags_types_alone(site):
+    text = article(site / "docs" / "api" / "cli.html").get_text()
+    assert "algorithm: Literal['branching', 'ddpo'] = 'branching'" in text
+    assert not re.search("ArgConfig|MISSING", text)  # of tyro, for `--help`
+
+
 def test_no_formula_is_left_as_text(site):
     no_prose = "code, pre, script, style, .math"
     for path in [*site.glob("notebooks/*.html"), *site.glob("docs/**/*.html")]:
