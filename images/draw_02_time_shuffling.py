@@ -11,23 +11,28 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, mean_and_paths, minus, of_seeds, panels, plain, read_rows, show_image, where
+from plots import (
+    BENCHMARKS,
+    bar,
+    mean_and_paths,
+    minus,
+    of_seeds,
+    panels,
+    plain,
+    read_rows,
+    show_image,
+    signed,
+    where,
+)
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.batching import Samples, minibatches, shuffle_samples, shuffle_time
 
 SEED = 0  # the notebook's, so that its tables and these figures show the same shuffles
-WIDTH, HEIGHT = 0.84, 0.5  # of the box of a step
+WIDTH, HEIGHT = 0.86, 0.5  # of the box of a step
 RESULTS = BENCHMARKS / "results"  # clocks.py writes there
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 ORDERS = {"time order": ORANGE, "shuffled": BLUE}
-
-
-def _card(width: float, height: float, scale: float = 0.8) -> tuple[Figure, Axes]:
-    """Make an empty card that is shown smaller than its coordinates, so that texts are larger in it."""
-    figure, axes = diagram(width, height)
-    figure.set_size_inches(scale * width, scale * height)
-    return figure, axes
 
 
 def _recorded() -> Samples:
@@ -51,40 +56,40 @@ def _stages() -> tuple[Samples, Samples, Samples]:
 def _step(axes: Axes, x: float, y: float, samples: Samples, row: int, column: int) -> None:
     t, before, after = (samples[key][row, column].item() for key in ("timesteps", "latents", "next_latents"))
     color = PALETTE[int(samples["step"][row, column])]
-    box(axes, x, y, WIDTH - 0.03, HEIGHT - 0.03, f"t = {t}\n{before} → {after}", color=color, size=9)
+    box(axes, x, y, WIDTH - 0.03, HEIGHT - 0.03, f"t = {t}\n{before}→{after}", color=color, size=12)
 
 
 def _samples(axes: Axes, x: float, y: float, samples: Samples) -> None:
     """Draw the boxes of some samples, with their numbers before them."""
-    label(axes, x - 0.22, y + HEIGHT + 0.13, "sample", ink=MUTED, size=9)
+    label(axes, x - 0.28, y + HEIGHT + 0.13, "sample", ink=MUTED, size=12, align="left")
     for row in range(len(samples["id"])):
         below = y - row * HEIGHT
-        label(axes, x - 0.22, below + 0.23, f"{samples['id'][row]}", ink=MUTED, size=10)
+        label(axes, x - 0.17, below + 0.23, f"{samples['id'][row]}", ink=MUTED)
         for column in range(3):
             _step(axes, x + column * WIDTH, below, samples, row, column)
 
 
 def draw_clocks() -> Figure:
     """Four samples: as recorded, whole samples shuffled, steps of each shuffled, and the training order."""
-    figure, axes = _card(10, 5.1, 0.88)
-    titles = ("1  as recorded", "2  samples shuffled", "3  steps shuffled")
+    figure, axes = diagram(6, 6.85)
     stages = _stages()
-    for panel, (name, samples) in enumerate(zip(titles, stages, strict=True)):
-        x = 0.55 + 3.42 * panel
-        label(axes, x + 1.5 * WIDTH, 4.85, name, size=12, weight="bold")
-        _samples(axes, x, 3.85, samples)
-        if panel:
-            arrow(axes, (x - 0.79, 3.35), (x - 0.46, 3.35), width=2)
-    what = "4  cut into minibatches of two samples; one column is one forward pass"
-    label(axes, 5.0, 1.98, what, size=12, weight="bold")
-    for number, batch in enumerate(minibatches(stages[2], 2)):
-        x = 1.75 + number * 4.1
-        _samples(axes, x, 1.0, batch)
-        label(axes, x + 1.5 * WIDTH, 1.64, f"minibatch {number}", ink=MUTED, size=10)
-        for column in range(3):
-            middle = x + (column + 0.5) * WIDTH - 0.015
-            axes.plot([middle - 0.36, middle + 0.36], [0.4, 0.4], color=INK, linewidth=1.5)
-            label(axes, middle, 0.22, f"pass {3 * number + column + 1}", size=9.5)
+    titles = ("1  as recorded", "2  samples shuffled", "3  steps shuffled", "4  minibatches of two")
+    for panel, name in enumerate(titles):
+        x, top = 0.38 + 3.0 * (panel % 2), 6.62 - 3.0 * (panel // 2)
+        label(axes, x - 0.28, top, name, weight="bold", align="left")
+        if panel < 3:
+            _samples(axes, x, top - 1.0, stages[panel])
+            continue
+        for number, batch in enumerate(minibatches(stages[2], 2)):
+            bottom = top - 1.0 - 1.73 * number
+            _samples(axes, x, bottom, batch)
+            for column in range(3):
+                middle = x + (column + 0.5) * WIDTH - 0.015
+                low = bottom - HEIGHT - 0.1
+                axes.plot([middle - 0.36, middle + 0.36], [low, low], color=INK, linewidth=1.5)
+                label(axes, middle, low - 0.17, f"pass {3 * number + column + 1}", size=12)
+    words = "A column of a\nminibatch is one\nforward pass."
+    note(axes, 0.38, 0.6, words)
     return figure
 
 
@@ -100,34 +105,34 @@ def _images() -> list[np.ndarray]:
 
 def draw_torn() -> Figure:
     """Seven shuffled steps of one real sample: whole, with timesteps left behind, with a wrong advantage."""
-    figure, axes = _card(10, 5.1)
-    torn, images, x0, pitch, size = _read()["torn"], _images(), 1.95, 0.96, 0.8
+    figure, axes = diagram(6, 4.7)
+    torn, images, x0, pitch, size = _read()["torn"], _images(), 0.88, 0.635, 0.57
     whole = torn["whole"]
     rows = (
-        ("whole", "whole sample", "seven steps\nof one sample"),
-        ("timesteps", "timesteps\nleft behind", "no error is raised"),
-        ("advantages", "advantage of\nanother sample", "no error is raised"),
+        ("whole", "whole sample", "seven steps of one sample"),
+        ("timesteps", "timesteps left behind", "no error"),
+        ("advantages", "advantage of another", "no error"),
     )
     for number, (case, name, remark) in enumerate(rows):
-        y, here = 3.72 - number * 1.66, torn[case]
-        title(axes, 0.15, y + 0.6, name, 11)
-        note(axes, 0.15, y + 0.17, remark, 9.5)
-        note(axes, x0 - 0.12, y - 0.17, "|ρ − 1|", 9.5, "right")
+        y, here = 3.42 - number * 1.55, torn[case]
+        title(axes, 0.1, y + 1.08, name)
+        note(axes, 1.75 if case == "whole" else 2.65, y + 1.08, remark)
+        note(axes, x0 - 0.1, y + size + 0.15, "t", align="right")
+        note(axes, x0 - 0.1, y - 0.17, "|ρ − 1|", align="right")
         for place, step in enumerate(torn["order"]):
             x = x0 + place * pitch
             show_image(axes, x, y, size, images[step])
             t, distance = here["timesteps"][place], here["distance"][place]
             ink = INK if t == whole["timesteps"][place] else RED
-            label(axes, x + size / 2, y + size + 0.14, f"t = {t}", size=9.5, ink=ink)
-            ink, text = (RED, f"{distance:.2f}") if distance > 1e-4 else (GREEN, f"{distance:.4f}")
-            label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
-        x = x0 + 7 * pitch + 0.28
+            label(axes, x + size / 2, y + size + 0.15, str(t), ink=ink)
+            ink = RED if distance > 1e-4 else GREEN
+            label(axes, x + size / 2, y - 0.17, f"{distance:.2f}", weight="bold", ink=ink)
+        x = x0 + 7 * pitch
         show_image(axes, x, y, size, images[-1])
+        note(axes, x + size / 2, y + size + 0.15, "image", align="center")
         ink = INK if here["advantage"] == whole["advantage"] else RED
-        text = minus(f"A = {here['advantage']:+.1f}")
-        label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
-        if number == 0:
-            label(axes, x + size / 2, y + size + 0.14, "finished", size=9.5, ink=MUTED)
+        text = f"A = {signed(here['advantage'], 1)}"
+        label(axes, 5.9, y + 1.08, text, weight="bold", ink=ink, align="right")
     return figure
 
 
@@ -144,7 +149,7 @@ def _dots(axes: Axes, values: Sequence[float], place: int, half: float, color: s
 
 def draw_directions() -> Figure:
     """Cosines of consecutive gradients, a dot for each rollout: DDPO, and ordinary denoising training."""
-    figure, (axes,) = panels(1, (8, 2.7))
+    figure, (axes,) = panels(1, (6, 3.1))
     plain(axes)
     rollouts = _read()["rollouts"]
     rows = [(loss, order) for loss in ("neighbors", "control") for order in ORDERS]
@@ -157,22 +162,22 @@ def draw_directions() -> Figure:
         text = minus(f"{middle:+.2f} ± {error:.2f}")
         axes.text(max(values) + 0.03, -place, text, color=color, va="center", weight="bold")
     axes.axvline(0, color=MUTED, linewidth=0.9, linestyle="--")
-    axes.set_yticks([-place for place in range(len(rows))], [f"{names[a]}, {b}" for a, b in rows])
-    axes.set(xlim=(-0.25, 1.08), ylim=(-len(rows) + 0.5, 0.5))
-    axes.set_xlabel("mean cosine of a rollout's neighboring gradients")
+    axes.set_yticks([-place for place in range(len(rows))], [f"{names[a]},\n{b}" for a, b in rows])
+    axes.set(xlim=(-0.25, 1.3), xticks=(0, 0.5, 1), ylim=(-len(rows) + 0.5, 0.5))
+    axes.set_xlabel("mean cosine of neighboring gradients")
     return figure
 
 
 def draw_lengths() -> Figure:
     """Lengths of the passes' gradients in time order; and the longest over the shortest, order by order."""
-    figure, (along, ratios) = panels(2, (7.4, 3.1))
+    figure, (along, ratios) = panels(2, (6, 5.2), stacked=True)
     result = _read()
     columns = zip(*(rollout["time order"]["lengths"] for rollout in result["rollouts"]), strict=True)
     means, errors = zip(*map(_mean_and_error, columns), strict=True)
     along.errorbar(range(7), means, errors, fmt="o-", color=ORANGE, capsize=3, markersize=5)
     along.set_xticks(range(7), [f"t = {t}" if not k else f"{t}" for k, t in enumerate(result["timesteps"])])
     along.set(ylim=(0, 0.62))
-    along.set_title("length of a pass's gradient", fontsize=11, loc="left")
+    along.set_title("length of a pass's gradient", loc="left")
     names = ("time order, or one shared order", "each sample's own order")
     for place, (name, (order, color)) in enumerate(zip(names, ORDERS.items(), strict=True)):
         lengths = [rollout[order]["lengths"] for rollout in result["rollouts"]]
@@ -181,7 +186,7 @@ def draw_lengths() -> Figure:
         ratios.text(middle, -place + 0.27, f"{middle:.1f}", color=color, weight="bold", ha="center")
         ratios.text(1, -place - 0.42, name, color=color, weight="bold")
     ratios.set(xlim=(0, 22), ylim=(-1.6, 0.6), yticks=[])
-    ratios.set_title("longest over shortest pass", fontsize=11, loc="left")
+    ratios.set_title("longest over shortest pass", loc="left")
     plain(along, ratios)
     ratios.spines["left"].set_visible(False)
     return figure
@@ -214,7 +219,7 @@ def _draw_curves(axes: Axes, curves: dict[str, list[np.ndarray]], named: bool, g
         height = max(end, height + gap)
         axes.annotate(
             name, (last, end), (last + 0.25, height), color=color, weight="bold", va="center",
-            fontsize=11, annotation_clip=False,
+            annotation_clip=False,
         )  # fmt: skip
     axes.set_xticks(range(len(means)))
     axes.set_xlabel("epochs of training")
@@ -225,16 +230,16 @@ def _strips(axes: Axes, x: float, y: float, steps: Sequence[Sequence[int]], colo
     for row, kept in enumerate(steps):
         for k in range(7):
             fill = color if k in kept else CARD
-            box(axes, x + 0.25 * k, y - 0.19 * row, 0.24, 0.18, color=fill, edge=MUTED)
+            bar(axes, x + 0.28 * k, y - 0.15 * row, 0.26, 0.13, fill, edgecolor=MUTED, linewidth=0.9)
 
 
 def draw_question() -> Figure:
     """Five curves without names, and five orders without curves."""
-    figure, card = _card(10, 3.7, 0.85)
-    axes = figure.add_axes((0.055, 0.15, 0.42, 0.74), facecolor=CARD)
-    _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.045)
-    axes.set_title("mean redness of 48 new images", fontsize=11.5, loc="left")
-    label(card, 5.4, 3.45, "steps that are trained on (filled)", size=11.5, align="left")
+    figure, card = diagram(6, 6.8)
+    axes = figure.add_axes((0.09, 0.61, 0.85, 0.335), facecolor=CARD)
+    _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.06)
+    axes.set_title("mean redness of 48 new images", loc="left")
+    title(card, 0.2, 3.4, "steps that are trained on (filled)")
     generator = torch.Generator().manual_seed(SEED + 5)
 
     def some() -> list[int]:
@@ -247,22 +252,22 @@ def draw_question() -> Figure:
         ("5  all seven", [list(range(7))] * 4),
     )  # fmt: skip
     for number, (name, steps) in enumerate(rows):
-        x, y = 5.4 + 2.4 * (number % 2), 2.86 - 1.08 * (number // 2)
-        label(card, x, y + 0.31, name, size=9.5, align="left")
+        x, y = 0.2 + 3.0 * (number % 2), 2.57 - 1.0 * (number // 2)
+        label(card, x, y + 0.36, name, align="left")
         _strips(card, x, y, steps, MUTED)
-    note(card, 7.85, 0.42, "rows: four samples\ncolumns: the seven steps,\nnoisiest first")
+    note(card, 3.2, 0.57, "rows: four samples\ncolumns: the seven steps,\nnoisiest first")
     return figure
 
 
 def draw_orders() -> Figure:
     """The same curves with their names; and by letters the curves of the other reward, if all have run."""
-    asked = (("redness", "mean redness", 0.055), ("compressibility", "mean compressibility, −kB", 0.02))
+    asked = (("redness", "mean redness", 0.07), ("compressibility", "mean compressibility, −kB", 0.035))
     drawn = [(panel, _curves(panel[0], "0.003")) for panel in asked]
     whole = drawn[:1] + [(p, c) for p, c in drawn[1:] if sum(map(len, c.values())) == 3 * len(KEPT)]
-    figure, plots = panels(len(whole), (3.6 * len(whole) + 1.6, 3.3))
+    figure, plots = panels(len(whole), (6, 3.2 * len(whole)), stacked=True)
     for axes, ((_, name, gap), curves) in zip(plots, whole, strict=True):
         _draw_curves(axes, curves, named=axes is plots[0], gap=gap)
-        axes.set_title(name, fontsize=11.5, loc="left")
+        axes.set_title(name, loc="left")
     return figure
 
 
@@ -280,52 +285,44 @@ def _of_steps(axes: Axes, column: str, names: Sequence[str], reward: str, color:
         axes.plot([place] * len(values), values, "_", color=color, markersize=9, alpha=0.5)
     height, side = (0.06, "bottom") if shift < 0 else (-0.06, "top")
     for place, value in zip(places[7:], means[7:], strict=True):
-        axes.text(
-            place, value + height, minus(f"{value:.2f}"), color=color, ha="center", va=side, fontsize=9.5
-        )
+        axes.text(place, value + height, minus(f"{value:.2f}"), color=color, ha="center", va=side)
 
 
 def draw_signal() -> Figure:
     """Length of each step's gradient, and its cosine with that of an independent batch."""
-    figure, (lengths, cosines) = panels(2, (8.8, 3.4), width_ratios=(2, 3))
+    figure, (lengths, cosines) = panels(2, (6, 6.3), stacked=True, height_ratios=(2, 3))
     steps = ["999", "874", "749", "624", "499", "374", "249"]
     sums = ["first three", "last three", "all seven"]
     for reward, color, shift, height in (("redness", RED, -0.1, 0.62), ("compressibility", BLUE, 0.1, 0.5)):
         _of_steps(lengths, "length", steps, reward, color, shift)
         _of_steps(cosines, "cosine", steps + sums, reward, color, shift)
         cosines.text(2.2, height, reward, color=color, weight="bold")
-    lengths.set_xticks(range(7), steps, fontsize=9)
+    lengths.set_xticks(range(7), steps)
     lengths.set_xlabel("timestep")
-    lengths.set_title("length of a step's gradient", fontsize=11, loc="left")
+    lengths.set_title("length of a step's gradient", loc="left")
     lengths.set_ylim(0, None)
     ticks = [*steps, *(name.replace(" ", "\n") for name in sums)]
-    cosines.set_xticks([*range(7), 7.9, 9.3, 10.7], ticks, fontsize=9)
+    cosines.set_xticks([*range(7), 7.9, 9.3, 10.7], ticks)
     cosines.axhline(0, color=MUTED, linewidth=0.9, linestyle="--")
-    cosines.set_title("cosine with that of an independent batch", fontsize=11, loc="left")
+    cosines.set_title("cosine with that of an independent batch", loc="left")
     cosines.set_ylim(-0.2, 1)
     plain(lengths, cosines)
     return figure
 
 
-ONLY_PAIRS = """\
-Only the pairs are shuffled.
-The latents stay in place, so
-neighbors stay neighbors."""
-
-
 def draw_pairs() -> Figure:
     """A trajectory that stores T + 1 states once, and pairs (row, column) that point into it."""
-    figure, axes = _card(10, 4.5, 0.88)
-    row, column, x0, gap = 2, 1, 1.45, 1.45
-    title(axes, 0.25, 4.2, "Trajectory: every state once")
-    for r, y in ((1, 3.5), (2, 2.35), (3, 1.3)):
+    figure, axes = diagram(6, 6.7)
+    row, column, x0, gap = 2, 1, 1.15, 1.47
+    title(axes, 0.1, 6.5, "Trajectory: every state once")
+    for r, y in ((1, 6.0), (2, 5.05), (3, 4.05)):
         chosen = r == row
-        label(axes, 0.62, y, f"row {r}", ink=INK if chosen else MUTED, size=10)
+        label(axes, 0.1, y, f"row {r}", ink=INK if chosen else MUTED, align="left")
         for k in range(4):
             used, edge = chosen and k in (column, column + 1), INK if chosen else MUTED
             look = {"color": PALETTE[column], "ink": CARD} if used else {"color": CARD, "ink": edge}
             number = str(100 * r + 10 * (k + 1))
-            box(axes, x0 + k * gap - 0.36, y - 0.24, 0.72, 0.48, number, edge=edge, **look)
+            box(axes, x0 + k * gap - 0.36, y - 0.22, 0.72, 0.44, number, edge=edge, **look)
             if k < 3:
                 this = chosen and k == column
                 ink = PALETTE[column] if this else MUTED
@@ -333,14 +330,15 @@ def draw_pairs() -> Figure:
                 arrow(axes, (start, y), (end, y), ink=ink, width=2.5 if this else 1.1)
                 if chosen:
                     t, log_prob = (1000, 800, 300)[k], f"{r}.{k + 1}"
-                    label(axes, (start + end) / 2, y + 0.3, f"t = {t}", ink=ink, size=9.5)
-                    label(axes, (start + end) / 2, y - 0.33, f"log π\n{log_prob}", ink=ink, size=9.5)
+                    label(axes, (start + end) / 2, y + 0.28, f"t = {t}", ink=ink)
+                    label(axes, (start + end) / 2, y - 0.33, f"log π\n{log_prob}", ink=ink)
+    note(axes, 0.1, 3.62, "latents")
     for k in range(4):
-        label(axes, x0 + k * gap, 0.82, f"latents[:, {k}]", ink=MUTED, size=9.5)
-    states = "3 steps lead through 4 states: (B, T + 1) instead of 2 × (B, T)"
-    note(axes, 3.6, 0.38, states, 10, "center")
-    axes.plot([6.6, 6.6], [0.3, 4.25], color=MUTED, linewidth=0.8)
-    title(axes, 6.85, 4.2, "Pair (2, 1) looks up")
+        note(axes, x0 + k * gap, 3.62, f"[:, {k}]", align="center")
+    note(axes, 0.1, 3.2, "3 steps lead through 4 states:")
+    note(axes, 0.1, 2.92, "(B, T + 1) instead of 2 × (B, T)")
+    axes.plot([0.1, 5.9], [2.65, 2.65], color=MUTED, linewidth=0.8)
+    title(axes, 0.1, 2.4, "Pair (2, 1) looks up")
     lines = (
         ("state before", f"latents[{row}, {column}]", "220"),
         ("state after", f"latents[{row}, {column + 1}]", "230"),
@@ -349,12 +347,13 @@ def draw_pairs() -> Figure:
         ("advantage", f"advantages[{row}]", "−0.5"),
     )
     for number, (name, code, value) in enumerate(lines):
-        y = 3.75 - number * 0.4
-        label(axes, 6.85, y, name, ink=MUTED, size=9.5, align="left")
-        label(axes, 7.95, y, code, size=9.5, align="left")
-        label(axes, 9.75, y, value, ink=PALETTE[column], size=10.5, weight="bold", align="right")
-    axes.plot([6.85, 9.75], [1.83, 1.83], color=MUTED, linewidth=0.8)
-    label(axes, 6.85, 1.2, ONLY_PAIRS, size=10, align="left")
+        y = 2.08 - number * 0.29
+        label(axes, 0.1, y, name, ink=MUTED, align="left")
+        label(axes, 2.0, y, code, align="left")
+        label(axes, 5.0, y, value, ink=PALETTE[column], weight="bold", align="right")
+    axes.plot([0.1, 5.9], [0.7, 0.7], color=MUTED, linewidth=0.8)
+    label(axes, 0.1, 0.48, "Only the pairs are shuffled. The latents stay in place,", align="left")
+    label(axes, 0.1, 0.2, "so neighbors stay neighbors.", align="left")
     return figure
 
 

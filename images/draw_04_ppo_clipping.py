@@ -10,12 +10,12 @@ from plots import (
     BENCHMARKS,
     Row,
     mean_and_paths,
-    minus,
     of_seeds,
     panels,
     plain,
     read_rows,
     show_image,
+    signed,
     where,
 )
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
@@ -38,13 +38,9 @@ SHOWN = (0, 2, 4, 6)  # of these rows on the cover
 CLIP_RANGE = 0.2
 REWARDS, RATIOS = (17.0, 11.0, 9.0, 3.0), (1.5, 0.5, 1.1, 0.5)
 VERDICTS = (
-    "good, 50% more likely:\nstop", "good, but less likely:\nraise it",
-    "bad, 10% more likely:\npush it down", "bad, half as likely:\nstop",
+    "good, 50%\nmore likely:\nstop", "good, but\nless likely:\nraise it",
+    "bad, 10%\nmore likely:\npush it down", "bad, half\nas likely:\nstop",
 )  # fmt: skip
-
-
-def _signed(value: float, digits: int = 2) -> str:
-    return minus(f"{value:+.{digits}f}")
 
 
 def _rows(variant: str, setting: tuple[str, str]) -> list[Row]:
@@ -52,7 +48,7 @@ def _rows(variant: str, setting: tuple[str, str]) -> list[Row]:
     return where(RESULTS, variant=variant, learning_rate=rate, inner_epochs=inner_epochs)
 
 
-def _curves(axes: Axes, setting: tuple[str, str], measure: str, size: float = 11.5) -> None:
+def _curves(axes: Axes, setting: tuple[str, str], measure: str) -> None:
     """Draw a line for every seed, and a thick one for their mean."""
     for name, color in COLORS.items():
         paths = of_seeds(_rows(name, setting), "epoch", measure)
@@ -61,47 +57,49 @@ def _curves(axes: Axes, setting: tuple[str, str], measure: str, size: float = 11
     if measure == "readable":
         axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
         axes.set(yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
-    plain(axes, labelsize=size, colors=INK)
+    plain(axes, colors=INK)
 
 
 def clipping() -> Figure:
     """Draw the setting that the lesson opens with: two curves, and images along them."""
-    figure, axes = diagram(10, 5.3)
-    title(axes, 0.2, 5.05, "The reward is red; each batch of samples is used four times.", 14)
+    figure, axes = diagram(6, 8.2)
+    title(axes, 0.1, 7.97, "The reward is red; each batch is used four times.")
     for place, (measure, name) in enumerate(MEASURES.items()):
-        plot = figure.add_axes((0.06 + 0.255 * place, 0.21, 0.185, 0.62))
+        plot = figure.add_axes((0.075 + 0.515 * place, 0.69, 0.385, 0.225))
         _curves(plot, ("0.0002", "4"), measure)
-        plot.set_title(name, fontsize=13, color=INK)
-        plot.set_xlabel("epoch", fontsize=11.5, color=INK)
-    plot.text(0.3, 0.025, "guessing: 10%", fontsize=10, color=MUTED)
-    for (name, color), top in zip(COLORS.items(), (4.55, 2.5), strict=True):
-        title(axes, 5.75, top, name, 13, ink=color)
-        note(axes, 5.66, top - 0.02, "epoch", 11, align="right")
+        plot.set_title(name, color=INK)
+        plot.set_xlabel("epoch", color=INK)
+    plot.text(0.3, 0.012, "guessing: 10%", fontsize=12, color=MUTED)
+    for (name, color), top in zip(COLORS.items(), (5.0, 2.9), strict=True):
+        title(axes, 0.1, top - 0.1 * (" " in name), name.replace(" ", "\n"), ink=color)
+        note(axes, 1.58, top, "epoch", align="right")
         pixels = mpl_image.imread(BENCHMARKS / f"results/clipping_{name.replace(' ', '_')}.png")
         size = len(pixels) // len(LOOKED_AT)
         for place, row in enumerate(SHOWN):
-            bottom = top - 0.62 - 0.43 * place
-            show_image(axes, 5.75, bottom, 4.1, pixels[row * size : (row + 1) * size], height=0.41)
-            note(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", 11, align="right")
+            bottom = top - 0.62 - 0.44 * place
+            show_image(axes, 1.67, bottom, 4.23, pixels[row * size : (row + 1) * size], height=0.423)
+            note(axes, 1.58, bottom + 0.21, f"{LOOKED_AT[row]}", align="right")
     thin = f"Thin: {SEEDS} seeds; thick: their mean."
     where_red = "Redness: pure red 1, yellow about 0.5."
-    note(axes, 0.2, 0.38, f"{thin} Images: zero to nine, one seed. {where_red}", 10.5)
-    what = "Readable: a classifier that training does not use names the correct digit."
-    note(axes, 0.2, 0.14, what, 10.5)
+    note(axes, 0.1, 0.74, f"{thin} Images: one seed.", 12.5)
+    note(axes, 0.1, 0.47, where_red, 12.5)
+    what = "Readable: a held-out classifier names the correct digit."
+    note(axes, 0.1, 0.2, what, 12.5)
     return figure
 
 
 def answer() -> Figure:
     """Draw the readable digits in four settings, clipped and not clipped."""
-    figure, axes = diagram(9.6, 3.4)
-    for (name, color), x in zip(COLORS.items(), (3.6, 4.7), strict=True):
-        title(axes, x, 3.18, name, 13, ink=color)
-    title(axes, 0.2, 3.18, "Readable digits over epochs:", 13)
-    for column, (setting, name) in enumerate(SETTINGS.items()):
-        plot = figure.add_axes((0.07 + 0.237 * column, 0.17, 0.195, 0.54))
+    figure, axes = diagram(6, 5.6)
+    title(axes, 0.1, 5.38, "Readable digits over epochs:")
+    for (name, color), x in zip(COLORS.items(), (3.35, 4.35), strict=True):
+        title(axes, x, 5.38, name, ink=color)
+    for place, (setting, name) in enumerate(SETTINGS.items()):
+        row, column = divmod(place, 2)
+        plot = figure.add_axes((0.1 + 0.5 * column, 0.565 - 0.465 * row, 0.37, 0.27))
         _curves(plot, setting, "readable")
-        plot.set_title(name, fontsize=12, color=INK)
-        plot.set_xlabel("epoch", fontsize=11.5, color=INK)
+        plot.set_title(name, color=INK)
+        plot.set_xlabel("epoch", color=INK)
     return figure
 
 
@@ -117,7 +115,7 @@ def readable_at(run: list[Row], redness: float = 0.5) -> float | None:
 
 def seeds() -> Figure:
     """Draw the readable digits at a redness of 0.5, for new seeds and three learning rates."""
-    figure, (axes,) = panels(1, (8, 3.4))
+    figure, (axes,) = panels(1, (6, 4))
     rates = sorted({row["learning_rate"] for row in NEW}, key=float)
     for place, rate in enumerate(rates):
         names = sorted({row["seed"] for row in where(NEW, learning_rate=rate)})
@@ -131,96 +129,97 @@ def seeds() -> Figure:
                 marker, height = ("o", end) if end is not None else ("x", 0.03)
                 axes.plot(x, height, marker, color=COLORS[name], markersize=7)
     axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
-    axes.set(
-        ylim=(0, 1), xlim=(-0.5, len(rates) - 0.35), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%")
-    )
+    axes.set(ylim=(0, 1), xlim=(-0.5, len(rates) - 0.1), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
     axes.set_xticks(
-        range(len(rates)), [f"learning rate {float(rate):.0e}".replace("e-0", "e-") for rate in rates]
+        range(len(rates)), [f"learning\nrate {float(rate):.0e}".replace("e-0", "e-") for rate in rates]
     )
-    heading = "readable digits when redness first passes 0.5 (five new seeds)"
-    axes.set_title(heading, fontsize=13, color=INK, loc="left")
+    heading = "readable digits when redness\nfirst passes 0.5 (five new seeds)"
+    axes.set_title(heading, color=INK, loc="left")
     for (name, color), height in zip(COLORS.items(), (0.92, 0.82), strict=True):
-        axes.text(-0.45, height, name, color=color, weight="bold", fontsize=12.5)
+        axes.text(-0.45, height, name, color=color, weight="bold")
     axes.text(
-        len(rates) - 0.36,
+        len(rates) - 0.11,
         0.035,
         "×: not reached",
-        fontsize=11,
         color=MUTED,
         ha="right",
         va="center",
     )
-    plain(axes, labelsize=12, colors=INK)
+    plain(axes, colors=INK)
     return figure
 
 
 def rollouts() -> Figure:
     """Draw the table that sections 1 and 2 fill in, computed from rewards and ratios."""
-    figure, axes = diagram(10, 4.15)
-    columns = {"reward r": (0.95, 0.85), "advantage A": (1.95, 0.95), "ratio ρ": (3.05, 0.8)}
-    columns |= {"−A ρ": (4.0, 0.85), "−A clip(ρ)": (4.9, 0.85), "loss": (5.9, 0.85), "gradient": (6.9, 0.85)}
-    title(axes, 0.2, 3.85, "Four rollouts, from reward to gradient", 14)
-    for name, (x, width) in columns.items():
-        label(axes, x + width / 2, 3.4, name, size=11, weight="bold")
-    note(axes, 4.87, 3.13, "the larger one is the loss", 10.5, align="center")
-    title(axes, 7.95, 3.4, "what it means", 11)
-    for row, (reward, ratio, verdict) in enumerate(zip(REWARDS, RATIOS, VERDICTS, strict=True)):
-        y = 2.4 - 0.62 * row
+    figure, axes = diagram(6, 5.6)
+    title(axes, 0.1, 5.38, "Four rollouts, from reward to gradient")
+    names = ("reward r", "advantage A", "ratio ρ", "−A ρ", "−A clip(ρ)", "loss", "gradient")
+    heights = {name: 4.4 - 0.45 * row - 0.06 * (row > 4) for row, name in enumerate(names)}
+    note(axes, 0.1, 5.02, "rollout")
+    for name, y in heights.items():
+        label(axes, 0.1, y + 0.2, name, weight="bold", align="left")
+    note(axes, 0.1, 0.98, "what it\nmeans")
+    for column, (reward, ratio, verdict) in enumerate(zip(REWARDS, RATIOS, VERDICTS, strict=True)):
+        x = 1.5 + 1.12 * column
         advantage = (reward - mean(REWARDS)) / pstdev(REWARDS)
         unclipped = -advantage * ratio
         clipped = -advantage * min(max(ratio, 1 - CLIP_RANGE), 1 + CLIP_RANGE)
         is_dead, color = clipped > unclipped, GREEN if advantage > 0 else ORANGE
-        gradient = ("0", "none", INK) if is_dead else (_signed(unclipped), PURPLE, "white")
-        label(axes, 0.48, y + 0.25, f"rollout {row + 1}", size=11)
+        gradient = ("0", "none", INK) if is_dead else (signed(unclipped), PURPLE, "white")
+        note(axes, x + 0.5, 5.02, str(column + 1), align="center")
         cells = {
             "reward r": (f"{reward:.0f}", "none", INK),
-            "advantage A": (_signed(advantage, 1), color, "white"),
+            "advantage A": (signed(advantage, 1), color, "white"),
             "ratio ρ": (f"{ratio:.1f}", BLUE, "white"),
-            "−A ρ": (_signed(unclipped), "none" if is_dead else "#dfe8f5", INK),
-            "−A clip(ρ)": (_signed(clipped), "#dfe8f5" if is_dead else "none", INK),
-            "loss": (_signed(max(unclipped, clipped)), PURPLE, "white"),
+            "−A ρ": (signed(unclipped), "none" if is_dead else "#dfe8f5", INK),
+            "−A clip(ρ)": (signed(clipped), "#dfe8f5" if is_dead else "none", INK),
+            "loss": (signed(max(unclipped, clipped)), PURPLE, "white"),
             "gradient": gradient,
         }
         for name, (text, fill, ink) in cells.items():
-            x, width = columns[name]
-            box(axes, x, y, width, 0.5, text, color=fill, ink=ink, size=12.5)
-        note(axes, 7.95, y + 0.25, verdict, 10.5)
-    what = "Clip range 0.2. The gradient is that of the rollout's loss with respect to its log-probability."
-    note(axes, 0.2, 0.2, what, 11)
+            box(axes, x, heights[name], 1.0, 0.4, text, color=fill, ink=ink)
+        note(axes, x + 0.5, 0.98, verdict, 12, align="center")
+    note(axes, 0.1, 0.45, "Clip range 0.2; the loss is the larger of the two above.", 12.5)
+    note(axes, 0.1, 0.18, "The gradient is that with respect to the log-probability.", 12.5)
     return figure
 
 
 def stages() -> Figure:
     """Draw one epoch of DDPO as the seven stages that the loop of section 4 marks."""
-    figure, axes = diagram(10, 4.55)
-    title(axes, 0.2, 4.25, "One epoch of DDPO in seven stages", 14)
-    _stage(axes, 0.2, 2.75, "1  sample", "images, actions and\ntheir log-probs, kept", BLUE)
-    _stage(axes, 2.65, 2.75, "2  reward", "one number\nper image", GREEN)
-    _stage(axes, 5.1, 2.75, "3  advantages", "rewards in standard\ndeviations", GREEN)
-    _stage(axes, 7.55, 2.75, "4  shuffle", "(sample, timestep)\npairs, minibatches", BLUE)
-    for x in (2.65, 5.1, 7.55):
-        arrow(axes, (x - 0.4, 3.225), (x, 3.225))
-    _stage(axes, 7.55, 0.85, "5  replay", "log-probs of the same\nactions, with gradient", PURPLE)
-    _stage(axes, 5.1, 0.85, "6  clipped loss", "ratio to the kept\nlog-probs, clipped", PURPLE)
-    _stage(axes, 2.65, 0.85, "7  optimizer step", "gradient, clipped by\nnorm; new weights", PURPLE)
-    arrow(axes, (8.9, 2.75), (8.9, 1.8))
-    arrow(axes, (7.55, 1.325), (7.15, 1.325))
-    arrow(axes, (5.1, 1.325), (4.7, 1.325))
+    figure, axes = diagram(6, 5.75)
+    title(axes, 0.1, 5.52, "One epoch of DDPO in seven stages")
+    _stage(axes, 0.1, 4.2, "1  sample", "images, actions and\ntheir log-probs, kept", BLUE)
+    _stage(axes, 0.1, 2.9, "2  reward", "one number\nper image", GREEN)
+    _stage(axes, 0.1, 1.6, "3  advantages", "rewards in standard\ndeviations", GREEN)
+    _stage(axes, 0.1, 0.3, "4  shuffle", "(sample, timestep)\npairs, minibatches", BLUE)
+    _stage(axes, 3.1, 0.3, "5  replay", "log-probs of the same\nactions, with gradient", PURPLE)
+    _stage(axes, 3.1, 1.6, "6  clipped loss", "ratio to the kept\nlog-probs, clipped", PURPLE)
+    _stage(axes, 3.1, 2.9, "7  optimizer step", "gradient, clipped by\nnorm; new weights", PURPLE)
+    for top in (4.2, 2.9, 1.6):
+        arrow(axes, (1.2, top), (1.2, top - 0.35))
+    arrow(axes, (2.3, 0.77), (3.1, 0.77))
+    for bottom in (1.25, 2.55):
+        arrow(axes, (4.2, bottom), (4.2, bottom + 0.35))
     # Back to the next minibatch, to the next inner epoch, and to the next epoch.
-    arrow(axes, (3.675, 0.85), (8.575, 0.85), bend=0.11, ink=MUTED)
-    note(axes, 6.125, 0.3, "next minibatch (ρ is 1 only in the first)", 11, align="center")
-    arrow(axes, (3.675, 1.8), (8.2, 2.75), bend=-0.02, ink=MUTED)
-    note(axes, 7.0, 2.1, "next inner epoch", 11, align="center")
-    arrow(axes, (2.65, 1.325), (1.225, 2.75), bend=-0.35, ink=MUTED)
-    note(axes, 1.0, 1.5, "next epoch:\nthe new policy\nsamples", 11, align="center")
+    turned = {"rotation": 90, "ha": "center", "va": "center", "color": MUTED}
+    axes.plot([5.3, 5.48, 5.48], [3.2, 3.2, 0.77], color=MUTED, linewidth=1.3)
+    arrow(axes, (5.48, 0.77), (5.3, 0.77), ink=MUTED)
+    axes.text(5.72, 2.1, "next minibatch (ρ is 1 only in the first)", **turned)
+    axes.plot([3.1, 2.88, 2.88], [3.2, 3.2, 1.0], color=MUTED, linewidth=1.3)
+    arrow(axes, (2.88, 1.0), (2.3, 1.0), ink=MUTED)
+    axes.text(2.63, 2.1, "next inner epoch", **turned)
+    axes.plot([4.2, 4.2], [3.85, 4.5], color=MUTED, linewidth=1.3)
+    arrow(axes, (4.2, 4.5), (2.3, 4.5), ink=MUTED)
+    note(axes, 2.5, 4.98, "next epoch:")
+    note(axes, 2.5, 4.7, "the new policy samples")
     return figure
 
 
 def _stage(axes: Axes, x: float, y: float, name: str, text: str, color: str) -> None:
-    width, height = 2.05, 0.95
+    width, height = 2.2, 0.95
     box(axes, x, y, width, height, color=color)
-    label(axes, x + width / 2, y + height - 0.22, name, ink="white", size=12.5, weight="bold")
-    label(axes, x + width / 2, y + 0.33, text, ink="white", size=10.5)
+    label(axes, x + width / 2, y + height - 0.22, name, ink="white", weight="bold")
+    label(axes, x + width / 2, y + 0.33, text, ink="white", size=12.5)
 
 
 if __name__ == "__main__":

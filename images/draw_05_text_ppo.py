@@ -9,6 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from plots import (
     BENCHMARKS,
     bar,
@@ -33,31 +34,29 @@ SHADES = LinearSegmentedColormap.from_list("shades", ["#e8a27c", CARD, "#8fb3e6"
 
 def two_mdps() -> Figure:
     """Draw a text and an image as the same thing: states, actions with log-probs, a reward at the end."""
-    figure, axes = diagram(9.6, 5.3)
+    figure, axes = diagram(6, 6.85)
     _text_row(axes, STRIP["text"])
-    axes.plot([0.3, 9.3], [2.98, 2.98], color=MUTED, linewidth=0.6)
+    axes.plot([0.1, 5.9], [3.3, 3.3], color=MUTED, linewidth=0.6)
     _image_row(axes, STRIP["image"])
     return figure
 
 
 def _text_row(axes: Axes, text: dict[str, Any]) -> None:
-    title(axes, 0.3, 5.02, "Text PPO: an action is a token", 14.5, ink=BLUE)
-    note(axes, 0.3, 4.62, "query", 11.5)
-    note(axes, 2.35, 4.62, "response, which the policy ends itself", 11.5)
-    assert " ".join(text["query"]) == "honestly , the faces were sloppy"
-    box(axes, 0.3, 3.92, 1.95, 0.5, "honestly , the faces\nwere sloppy", edge=MUTED, size=11)
-    note(axes, 2.2, 3.66, "log-prob", 11.5, "right")
-    label(axes, 2.2, 3.34, "advantage", size=12, ink=BLUE, align="right", weight="bold")
-    x = 2.35
-    for token, log_prob, advantage in zip(text["tokens"], text["log_prob"], text["advantage"], strict=True):
-        width = max(0.46, 0.2 + 0.085 * len(token))
-        box(axes, x, 3.92, width, 0.5, token, color=BLUE, size=11)
-        label(axes, x + width / 2, 3.66, one_digit(log_prob), size=11)
-        label(axes, x + width / 2, 3.34, one_digit(advantage, "+"), size=11.5, weight="bold")
-        x += width + 0.05
-    arrow(axes, (x, 4.17), (x + 0.3, 4.17))
-    label(axes, x + 0.68, 4.28, "reward", size=12, weight="bold")
-    label(axes, x + 0.68, 4.02, f"{text['score']:+.2f}", size=12)
+    title(axes, 0.1, 6.62, "Text PPO: an action is a token", 14, ink=BLUE)
+    note(axes, 0.1, 6.27, f"query: “{' '.join(text['query'])}”")
+    note(axes, 0.1, 5.98, "response, which the policy ends itself:")
+    numbers = list(zip(text["tokens"], text["log_prob"], text["advantage"], strict=True))
+    for line, top in enumerate((5.35, 4.12)):
+        note(axes, 1.08, top - 0.17, "log-prob", align="right")
+        label(axes, 1.08, top - 0.47, "advantage", ink=BLUE, align="right", weight="bold", size=12)
+        for column, (token, log_prob, advantage) in enumerate(numbers[5 * line : 5 * line + 5]):
+            x = 1.22 + 0.79 * column
+            box(axes, x, top, 0.75, 0.4, token, color=BLUE)
+            label(axes, x + 0.375, top - 0.17, one_digit(log_prob))
+            label(axes, x + 0.375, top - 0.47, one_digit(advantage, "+"), weight="bold")
+    arrow(axes, (5.17, 4.32), (5.37, 4.32))
+    label(axes, 5.64, 4.32, "end", size=12.5)
+    label(axes, 5.9, 5.98, f"reward {text['score']:+.2f}", weight="bold", align="right")
 
 
 def one_digit(number: float, sign: str = "") -> str:
@@ -66,134 +65,149 @@ def one_digit(number: float, sign: str = "") -> str:
 
 
 def _image_row(axes: Axes, rollout: dict[str, Any]) -> None:
-    title(axes, 0.3, 2.62, "DDPO: an action is a denoising step", 14.5, ink=ORANGE)
-    note(axes, 9.3, 2.62, f"prompt: “{rollout['prompt']}”; the schedule ends it", 11, "right")
+    title(axes, 0.1, 3.05, "DDPO: an action is a denoising step", 14, ink=ORANGE)
+    note(axes, 0.1, 2.7, f"prompt: “{rollout['prompt']}”")
     raw = [np.frombuffer(base64.b64decode(state), dtype=np.uint8) for state in rollout["states"]]
     states = [pixels.reshape(rollout["size"], rollout["size"], 3) for pixels in raw]
-    side, gap, low = 1.0, 0.46, 1.3
+    side, pitch, low = 0.6, 0.81, 1.85
     names = [f"$x_{{{t}}}$" for t in rollout["timesteps"]] + ["$x_{199}$", "$x_0$"]
+    note(axes, 1.12, 1.22, "log-prob", align="right")
+    label(axes, 1.12, 0.92, "advantage", ink=ORANGE, align="right", weight="bold", size=12)
     for number, (name, state) in enumerate(zip(names, states, strict=True)):
-        x = 0.3 + number * (side + gap)
+        x = 1.2 + number * pitch
         show_image(axes, x, low, side, state)
-        label(axes, x + side / 2, low - 0.2, name, size=12.5)
+        label(axes, x + side / 2, low - 0.22, name, size=14)
         if number + 1 == len(states):
             break
-        middle, acts = x + side + gap / 2, number < len(rollout["log_probs"])
-        ink = INK if acts else MUTED
-        arrow(axes, (x + side + 0.05, low + 0.5), (x + side + gap - 0.04, low + 0.5), ink=ink)
-        text = one_digit(rollout["log_probs"][number]) if acts else "no\nnoise"
-        label(axes, middle, low + (0.72 if acts else 0.8), text, size=10.5, ink=ink)
+        middle, acts = x + (side + pitch) / 2, number < len(rollout["log_probs"])
+        arrow(axes, (x + side + 0.03, low + 0.3), (x + pitch - 0.02, low + 0.3), ink=INK if acts else MUTED)
         if acts:
-            label(axes, middle, 0.72, one_digit(rollout["advantage"], "+"), size=12, weight="bold")
-    label(axes, 0.3, 0.72, "advantage", size=11, ink=ORANGE, align="left", weight="bold")
-    label(axes, 6.3, 0.72, "the same for all steps", size=11.5, align="left")
+            label(axes, middle, 1.22, one_digit(rollout["log_probs"][number]))
+            label(axes, middle, 0.92, one_digit(rollout["advantage"], "+"), weight="bold")
+    note(axes, 5.15, 1.07, "no\nnoise", align="center")
     red, green, blue = states[-1].mean((0, 1)) / 255
-    label(axes, 9.05, low + 0.62, "reward", size=12, weight="bold")
-    label(axes, 9.05, low + 0.36, f"{blue - (red + green) / 2:+.2f}", size=12)
-    rewarded = "Reward: how blue it is, compared with 32 images of this prompt."
-    note(axes, 0.3, 0.3, f"On the arrows: log-probs (means over 256 elements). {rewarded}", 10.5)
+    label(axes, 5.9, 2.7, f"reward {blue - (red + green) / 2:+.2f}", weight="bold", align="right")
+    note(axes, 0.1, 0.5, "log-probs: means over 256 elements")
+    note(axes, 0.1, 0.2, "reward: how blue, compared with 32 images of the prompt", 12.5)
 
 
 def loop() -> Figure:
     """Draw one iteration: inputs and outputs of the four models, and what the gradient changes."""
-    figure, axes = diagram(9.6, 4.9)
-    title(axes, 0.3, 4.68, "One iteration of text PPO", 14)
-    box(axes, 0.3, 3.5, 1.6, 0.75, "query\n“the plot”", edge=MUTED, size=11.5)
-    box(axes, 2.65, 3.5, 1.85, 0.75, "policy\n(trained)", color=BLUE, weight="bold", size=12)
-    box(axes, 5.2, 3.5, 4.1, 0.75, "query + response\n“the plot was not dull . <eos>”", edge=MUTED, size=11.5)
-    arrow(axes, (1.9, 3.87), (2.65, 3.87))
-    arrow(axes, (4.5, 3.87), (5.2, 3.87))
-    note(axes, 4.85, 4.08, "sample", 11, "center")
-    columns = (
-        (0.75, "policy\nas it sampled", BLUE, "log-probs"),
-        (2.9, "reference\n(frozen copy)", PURPLE, "its log-probs"),
-        (5.05, "reward model\n(frozen)", ORANGE, "score per text"),
-        (7.35, "value model\n(trained)", GREEN, "values"),
+    figure, axes = diagram(6, 7.5)
+    title(axes, 0.1, 7.27, "One iteration of text PPO", 14)
+    box(axes, 0.65, 6.55, 3.0, 0.45, "query “the plot”", edge=MUTED)
+    box(axes, 0.65, 5.8, 3.0, 0.5, "policy (trained)", color=BLUE, weight="bold")
+    box(axes, 0.65, 4.8, 4.6, 0.67, "query + response\n“the plot was not dull . <eos>”", edge=MUTED)
+    arrow(axes, (2.15, 6.55), (2.15, 6.3))
+    arrow(axes, (2.15, 5.8), (2.15, 5.47))
+    note(axes, 2.3, 5.63, "sample")
+    rows = (
+        ("policy as it sampled", BLUE, "log-probs"),
+        ("reference (frozen copy)", PURPLE, "its log-probs"),
+        ("reward model (frozen)", ORANGE, "score per text"),
+        ("value model (trained)", GREEN, "values"),
     )
-    for x, name, color, gives in columns:
-        box(axes, x, 2.3, 1.95, 0.72, name, color=color, size=11.5)
-        arrow(axes, (x + 0.975, 2.3), (x + 0.975, 1.42))
-        label(axes, x + 1.05, 1.88, gives, size=11, align="left")
-        arrow(axes, (x + 0.975, 3.26), (x + 0.975, 3.02), ink=MUTED, width=0.9)
-    axes.plot([1.725, 8.325], [3.26, 3.26], color=MUTED, linewidth=0.9)
-    axes.plot([7.25, 7.25], [3.26, 3.5], color=MUTED, linewidth=0.9)
-    rewards = "a reward for every token: − β · KL,\nplus the score for the last one"
-    box(axes, 0.75, 0.72, 6.25, 0.7, rewards, edge=MUTED, size=11.5)
-    box(axes, 7.35, 0.72, 1.95, 0.7, "GAE, then the\nclipped losses", edge=MUTED, size=11.5)
-    arrow(axes, (7.0, 1.07), (7.35, 1.07))
-    axes.plot([9.3, 9.45, 9.45, 3.575], [1.07, 1.07, 4.45, 4.45], color=BLUE, linewidth=1.6)
-    arrow(axes, (3.575, 4.45), (3.575, 4.25), ink=BLUE, width=1.6)
-    arrow(axes, (9.45, 2.66), (9.3, 2.66), ink=BLUE, width=1.6)
-    what = "The gradient (blue) changes the policy and the value model. Then the next queries follow."
-    note(axes, 4.8, 0.32, what, 11, "center")
+    axes.plot([0.42, 0.42, 0.65], [2.43, 5.13, 5.13], color=MUTED, linewidth=1)
+    for number, (name, color, gives) in enumerate(rows):
+        y = 4.02 - 0.6 * number
+        box(axes, 0.65, y, 2.55, 0.46, name, color=color)
+        arrow(axes, (0.42, y + 0.23), (0.65, y + 0.23), ink=MUTED, width=1)
+        label(axes, 3.35, y + 0.23, gives, align="left")
+        x = 5.1 if number < 3 else 5.5
+        axes.plot([4.75, x] if number < 3 else [4.05, x], [y + 0.23] * 2, color=INK, linewidth=1.2)
+    axes.plot([5.1, 5.1], [2.1, 4.25], color=INK, linewidth=1.2)
+    arrow(axes, (5.1, 2.1), (5.1, 1.87))
+    box(
+        axes,
+        0.65,
+        1.2,
+        4.6,
+        0.67,
+        "a reward for every token: − β · KL,\nplus the score for the last one",
+        edge=MUTED,
+    )
+    box(axes, 0.65, 0.5, 5.0, 0.45, "GAE, then the clipped losses", edge=MUTED)
+    arrow(axes, (3.0, 1.2), (3.0, 0.95))
+    axes.plot([5.5, 5.5], [1.2, 2.45], color=INK, linewidth=1.2)
+    arrow(axes, (5.5, 1.2), (5.5, 0.95))
+    axes.plot([0.65, 0.18, 0.18], [0.72, 0.72, 6.05], color=BLUE, linewidth=1.6)
+    arrow(axes, (0.18, 6.05), (0.65, 6.05), ink=BLUE, width=1.6)
+    arrow(axes, (0.18, 2.33), (0.65, 2.33), ink=BLUE, width=1.6)
+    note(axes, 0.1, 0.22, "Blue: the gradient changes policy and value model.")
     return figure
 
 
 def strip() -> Figure:
-    """Draw every number that text PPO makes of one review, token by token."""
+    """Draw every number that text PPO makes of one review: a row for each token."""
     text = dict(STRIP["text"])
     text["before"] = [0.0] * (len(text["tokens"]) - 1) + [text["score"]]
-    rows = (
-        ("before", "$r_j$ before the first update"),
-        ("log_prob", r"log $\pi_\theta$"), ("ref_log_prob", r"log $\pi_\mathrm{ref}$"),
-        ("kl", "KL, their difference"), ("reward", r"$r_j$ = − KL, score at the end"),
-        ("value", r"$V_j$, before the token"), ("delta", r"$\delta_j = r_j + V_{j+1} - V_j$"),
-        ("advantage", r"$A_j = \delta_j + 0.95\, A_{j+1}$"), ("return", r"$R_j = A_j + V_j$"),
+    columns = (
+        ("before", "$r_j$ at\nfirst"), ("log_prob", "log\n" + r"$\pi_\theta$"),
+        ("ref_log_prob", "log\n" + r"$\pi_\mathrm{ref}$"), ("kl", "KL"), ("reward", "$r_j$"),
+        ("value", "$V_j$"), ("delta", r"$\delta_j$"), ("advantage", "$A_j$"), ("return", "$R_j$"),
     )  # fmt: skip
-    figure, axes = diagram(9.6, 5.27)
-    left, width, height, top = 3.0, 0.645, 0.4, 4.07
-    title(axes, 0.3, 4.97, f"query: {' '.join(text['query'])}", 13)
-    note(axes, 9.45, 4.97, f"score of the whole review {text['score']:+.2f}", 11.5, "right")
-    for column, token in enumerate(text["tokens"]):
-        box(axes, left + column * width, top + 0.08, width, 0.44, token[:7], color=BLUE, size=10.5)
-    for number, (name, meaning) in enumerate(rows):
-        y = top - (number + 1) * height - 0.12 * ((number >= 1) + (number >= 5))
-        label(axes, left - 0.12, y + height / 2, meaning, size=11.5, align="right")
-        heavy = "bold" if name in ("value", "advantage") else "normal"
-        for column, value in enumerate(text[name]):
+    figure, axes = diagram(6, 6.35)
+    left, width, height, top = 0.76, 0.572, 0.33, 4.95
+    title(axes, 0.1, 6.13, f"query: {' '.join(text['query'])}")
+    note(axes, 0.1, 5.82, f"score of the whole review {text['score']:+.2f}")
+    for row, token in enumerate(text["tokens"]):
+        box(axes, 0.05, top - (row + 1) * height, 0.67, height, token, color=BLUE, size=12)
+    for number, (name, meaning) in enumerate(columns):
+        x = left + number * width + 0.04 * ((number >= 1) + (number >= 5)) - 0.02
+        label(axes, x + width / 2, top + 0.28, meaning, size=12.5)
+        heavy = {"weight": "bold", "size": 11.5} if name in ("value", "advantage") else {}
+        for row, value in enumerate(text[name]):
             shade = SHADES(0.5 + 0.5 * max(-1.0, min(1.0, value / 3.6)))
             number = f"{value:+.2f}" if value else "0"
-            _cell(axes, left + column * width, y, width, height, shade, number, weight=heavy)
+            _cell(axes, x, top - (row + 1) * height, width, height, shade, number, **heavy)
+    meanings = (
+        "$r_j$ at first: rewards before the first update",
+        r"KL = log $\pi_\theta$ − log $\pi_\mathrm{ref}$;  $r_j$ = − KL, plus the score at the end",
+        r"$V_j$: value before the token;  $\delta_j = r_j + V_{j+1} - V_j$",
+        r"$A_j = \delta_j + 0.95\, A_{j+1}$;  $R_j = A_j + V_j$",
+    )
+    for line, meaning in enumerate(meanings):
+        note(axes, 0.1, 1.25 - 0.33 * line, meaning)
     return figure
 
 
 def _cell(
     axes: Axes, x: float, y: float, width: float, height: float, shade: Any, text: str, **style: Any
 ) -> None:
-    bar(axes, x + 0.015, y + 0.015, width - 0.03, height - 0.03, to_hex(shade), edgecolor="none")
-    label(axes, x + width / 2, y + height / 2, minus(text), size=10.5, **style)
+    bar(axes, x + 0.01, y + 0.01, width - 0.02, height - 0.02, to_hex(shade), edgecolor="none")
+    label(axes, x + width / 2, y + height / 2, minus(text), **{"size": 12, **style})
 
 
 def weights() -> Figure:
     """Draw how much of each TD error GAE gives to the strip's first token, for four λ."""
     text = STRIP["text"]
-    figure, axes = diagram(9.6, 3.2)
-    left, width, height, top = 2.0, 0.645, 0.4, 2.25
-    title(axes, 0.3, 2.98, f"The advantage of the “,” after “{' '.join(text['query'])}”", 13)
-    label(axes, left + 10 * width + 0.45, top + 0.3, "$A_1$", size=11, weight="bold")
-    for column, token in enumerate(text["tokens"]):
-        box(axes, left + column * width, top + 0.08, width, 0.44, token[:7], color=BLUE, size=10.5)
-    rows = [(r"$\delta_j$, the TD errors", text["delta"], SHADES, 3.6)]
+    figure, axes = diagram(6, 5.15)
+    left, width, height, top = 1.2, 0.94, 0.33, 3.75
+    title(axes, 0.1, 4.95, f"Advantage of “,” after “{' '.join(text['query'])}”", 12)
+    columns = [(r"$\delta_j$, the" "\nTD errors", text["delta"], SHADES, 3.6)]
     for lam in (0.0, 0.5, 0.95, 1.0):
-        rows.append((f"weights, λ = {lam:g}", [lam**step for step in range(10)], WEIGHTS, 1.0))
-    for number, (name, values, shades, limit) in enumerate(rows):
-        y = top - (number + 1) * height - (0.08 if number else 0)
-        label(axes, left - 0.12, y + height / 2, name, size=11.5, align="right")
-        for column, value in enumerate(values):
+        columns.append((f"λ = {lam:g}", [lam**step for step in range(10)], WEIGHTS, 1.0))
+    note(axes, left + 3 * width, top + 0.62, "weights", align="center")
+    for row, token in enumerate(text["tokens"]):
+        box(axes, 0.1, top - (row + 1) * height, 0.95, height, token, color=BLUE)
+    label(axes, 0.58, 0.2, "$A_1$", weight="bold", size=14)
+    for number, (name, values, shades, limit) in enumerate(columns):
+        x = left + number * width + (0.05 if number else 0)
+        label(axes, x + width / 2, top + (0.25 if number else 0.35), name)
+        for row, value in enumerate(values):
             share = value / limit if number else 0.5 + 0.5 * value / limit
             shown = (f"{value:.2f}" if number else f"{value:+.2f}") if value else "0"
-            _cell(axes, left + column * width, y, width, height, shades(share), shown)
+            _cell(axes, x, top - (row + 1) * height, width, height, shades(share), shown, size=13)
         if number:
             total = sum(weight * delta for weight, delta in zip(values, text["delta"], strict=True))
-            x = left + 10 * width + 0.45
-            label(axes, x, y + height / 2, f"{total:+.2f}", size=11, weight="bold")
+            label(axes, x + width / 2, 0.2, f"{total:+.2f}", weight="bold")
     return figure
 
 
 def hacking() -> Figure:
     """Plot the score and the positive reviews over the distance from the reference."""
-    figure, plots = panels(2, (9.6, 3.6))
-    plain(*plots, labelsize=12)
+    figure, plots = panels(2, (6, 6), stacked=True)
+    plain(*plots, labelsize=13)
     names = {"beta 0": ("β = 0", ORANGE), "beta 0.3": ("β = 0.3", GREEN), "plain": ("β = 1", BLUE)}
     places = {"plain": (-0.1, "right"), "beta 0.3": (0.2, "left"), "beta 0": (0.2, "left")}
     for plot, column, scale in zip(plots, ("score", "positive"), (1, 100), strict=True):
@@ -202,19 +216,19 @@ def hacking() -> Figure:
             paths = [np.stack([kl**0.5, scale * value], axis=1) for kl, value in (run.T for run in runs)]
             x, y = mean_and_paths(plot, paths, color, thin=0.5, alpha=0.3, marker="o", markersize=4)[-1]
             aside, align = places[variant]
-            plot.text(x + aside, y, text, color=color, fontsize=13, weight="bold", va="bottom", ha=align)
-        plot.set_xlabel("√KL to the reference, per text (√nats)", fontsize=12)
+            plot.text(x + aside, y, text, color=color, weight="bold", va="bottom", ha=align)
+        plot.set_xlabel("√KL to the reference, per text (√nats)")
         plot.set_xlim(0, 5.2)
-    plots[0].set_title("score of the reward model", fontsize=13)
-    plots[1].set_title("positive reviews by the grammar (%)", fontsize=13)
+    plots[0].set_title("score of the reward model")
+    plots[1].set_title("positive reviews by the grammar (%)")
     plots[1].set_ylim(0, 80)
     return figure
 
 
 def value_clip() -> Figure:
     """Plot the clipped value loss over the new value, for a return outside the clip range and one inside."""
-    figure, plots = panels(2, (9.6, 3.4), sharey=True)
-    plain(*plots, labelsize=12)
+    figure, plots = panels(2, (6, 5.6), stacked=True, sharex=True, sharey=True)
+    plain(*plots, labelsize=13)
     values = torch.linspace(-2.2, 4.2, 200)
     for plot, returns in zip(plots, (2.0, 0.5), strict=True):
         target = torch.full_like(values, returns)
@@ -224,53 +238,53 @@ def value_clip() -> Figure:
         plot.plot(values, squared, color=MUTED, linewidth=1.4, linestyle="--")
         plot.plot(values, clipped, color=ORANGE, linewidth=2.4)
         plot.axvline(returns, color=BLUE, linewidth=1.2)
-        plot.text(returns + 0.08, 3.0, f"return {returns:g}", color=BLUE, fontsize=12.5)
+        plot.text(returns + 0.08, 3.0, f"return {returns:g}", color=BLUE)
         plot.set_ylim(-0.1, 3.8)
-        plot.set_xlabel("new value $V_j$ (the old one is 0)", fontsize=12)
-    plots[0].set_title("the return is outside the range", fontsize=13)
-    plots[0].set_ylabel("loss", fontsize=12)
-    plots[1].set_title("the return is inside the range", fontsize=13)
-    plots[0].text(-0.95, 0.1, "old value ± 1", color=MUTED, fontsize=12)
-    plots[0].text(1.05, 0.62, "no gradient", color=ORANGE, fontsize=12.5, weight="bold")
-    plots[1].text(1.8, 0.2, "nothing changes", color=ORANGE, fontsize=12.5, weight="bold")
+        plot.set_xlabel("new value $V_j$ (the old one is 0)")
+    plots[0].set_title("the return is outside the range")
+    plots[0].set_ylabel("loss")
+    plots[1].set_title("the return is inside the range")
+    plots[0].text(-0.95, 0.1, "old value ± 1", color=MUTED)
+    plots[0].text(1.05, 0.62, "no gradient", color=ORANGE, weight="bold")
+    plots[1].text(1.8, 0.2, "nothing changes", color=ORANGE, weight="bold")
     return figure
 
 
 def bridge() -> Figure:
     """Plot DDPO with four kinds of advantages: over epochs, over learning rates, and over steps."""
-    figure, (left, middle, right) = panels(3, (9.6, 3.8))
-    plain(left, middle, right, labelsize=11.5)
+    figure, (first, second, third) = panels(3, (6, 7.6), stacked=True)
+    plain(first, second, third, labelsize=13)
     names = {"one advantage": ("one advantage", BLUE), "value": ("value network, GAE", ORANGE)}
     names |= {"falling": ("fixed, falling", GREEN), "rising": ("fixed, rising", MUTED)}
     steps = range(1, 8)
     for variant, (_, color) in names.items():
         mine = where(read_rows("text/bridge.csv"), variant=variant)
         runs = of_seeds(where(mine, learning_rate="0.0002"), "epoch", "reward")
-        mean_and_paths(left, runs, color)
+        mean_and_paths(first, runs, color)
         rates = sorted({float(row["learning_rate"]) for row in mine})
         ends = [late_redness(mine, rate) for rate in rates]
-        middle.plot(
+        second.plot(
             rates, [np.mean(end) for end in ends], color=color, linewidth=2.2, marker="o", markersize=4
         )
         lows, highs = [min(end) for end in ends], [max(end) for end in ends]
-        middle.fill_between(rates, lows, highs, color=color, alpha=0.15, linewidth=0)
+        second.fill_between(rates, lows, highs, color=color, alpha=0.15, linewidth=0)
         sizes = [[float(row[f"weight {step}"] or 1) for step in steps] for row in mine]  # empty: one for all
-        right.plot(steps, np.mean(sizes, axis=0), color=color, linewidth=2.2)
-    left.set(ylim=(-0.05, 0.8))
-    middle.set(ylim=(-0.05, 0.8), xscale="log")
-    middle.set_xticks([1e-4, 2e-4, 4e-4, 8e-4], ["1e-4", "2e-4", "4e-4", "8e-4"])
-    middle.minorticks_off()
-    for line, (text, color) in enumerate(names.values()):
-        middle.text(1.05e-4, 0.21 - 0.07 * line, text, color=color, fontsize=12, weight="bold")
-    right.set(xticks=list(steps), ylim=(0, 1.7))
+        third.plot(steps, np.mean(sizes, axis=0), color=color, linewidth=2.2)
+    first.set(ylim=(-0.05, 0.8))
+    second.set(ylim=(-0.05, 0.8), xscale="log")
+    second.set_xticks([1e-4, 2e-4, 4e-4, 8e-4], ["1e-4", "2e-4", "4e-4", "8e-4"])
+    second.minorticks_off()
+    third.set(xticks=list(steps), ylim=(0, 1.7))
     texts = {
-        left: ("redness at 2e-4", "epoch"),
-        middle: ("redness, epochs 8 to 10", "learning rate"),
-        right: ("size of the advantages", "denoising step"),
+        first: ("redness at 2e-4", "epoch"),
+        second: ("redness, epochs 8 to 10", "learning rate"),
+        third: ("size of the advantages", "denoising step"),
     }
     for axes, (heading, under) in texts.items():
-        axes.set_title(heading, fontsize=13)
-        axes.set_xlabel(under, fontsize=12)
+        axes.set_title(heading)
+        axes.set_xlabel(under)
+    lines = [Line2D([], [], color=color, linewidth=2.2, label=text) for text, color in names.values()]
+    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False, labelcolor="linecolor")
     return figure
 
 

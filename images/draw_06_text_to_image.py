@@ -28,8 +28,8 @@ ROWS = {
 }
 LEVEL = -1.9
 TILE = 64  # pixels
-TICKS = {"labelsize": 11, "colors": INK}
-TEXT = {"fontsize": 12, "color": INK}
+TICKS = {"labelsize": 13, "colors": INK}
+TEXT = {"fontsize": 13, "color": INK}
 
 
 def read_image(name: str) -> np.ndarray:
@@ -39,68 +39,69 @@ def read_image(name: str) -> np.ndarray:
 
 def strip(axes: Axes, name: str, text: str, row: Row, bottom: float) -> None:
     """Draw six images of a file, with their name and the measurements of all 48."""
-    left, size = 1.5, 0.74
-    label(axes, left - 0.12, bottom + size / 2, text, size=12.5, align="right")
+    left, size = 1.35, 0.54
+    label(axes, left - 0.1, bottom + size / 2, text, align="right")
     show_image(axes, left, bottom, SHOWN * size, read_image(name)[:, : SHOWN * TILE], height=size)
     text = f"{abs(float(row['reward'])):.2f} kB\n{100 * float(row['fox']):.0f}% foxes"
-    label(axes, left + SHOWN * size + 0.12, bottom + size / 2, text, size=12.5, align="left")
+    label(axes, left + SHOWN * size + 0.1, bottom + size / 2, text, align="left")
 
 
 def question() -> Figure:
     """Draw six foxes from the same noise, as training goes on."""
-    figure, axes = diagram(7.2, 4.1)
+    figure, axes = diagram(6, 3.3)
     rows = where(read_rows("zoo/painter.csv"), seed="0")
     for number, (name, (text, method, epoch)) in enumerate(ROWS.items()):
         (row,) = where(rows, method=method, epoch=epoch)
-        strip(axes, name, text, row, 3.3 - 0.8 * number)
+        strip(axes, name, text, row, 2.65 - 0.64 * number)
     return figure
 
 
 def loop() -> Figure:
     """Draw one epoch with three samples of a group: the states, the image, its reward, its advantage."""
-    figure, axes = diagram(8.4, 5.5)
+    figure, axes = diagram(6, 6.45)
     epoch, pixels = json.loads((IMAGES / "loop.json").read_text()), read_image("loop")
     heads = (
-        (0.72, "1  prompts", BLUE, 1.25), (3.5, "2  sample, and record", BLUE, 4.1),
-        (6.4, "3  reward", GREEN, 1.35), (7.75, "4  advantage", GREEN, 1.2),
+        (0.1, "1 prompt", BLUE, 0.9), (1.05, "2 sample, and record", BLUE, 2.6),
+        (3.7, "3 reward", GREEN, 0.97), (4.72, "4 advantage", GREEN, 1.23),
     )  # fmt: skip
     for x, text, color, width in heads:
-        size = 11 if text.startswith("4") else 12
-        box(axes, x - width / 2, 4.98, width, 0.42, text, color=color, size=size)
-    size, xs = 0.62, [1.5 + 0.69 * n for n in range(6)]
+        box(axes, x, 5.97, width, 0.4, text, color=color, size=12)
+    size, xs = 0.42, [1.05 + 0.436 * n for n in range(6)]
     for row, sample in enumerate(epoch["shown"]):
-        bottom = 4.2 - 0.74 * row
-        label(axes, 0.72, bottom + size / 2, "“a fox”", size=12.5)
+        bottom = 5.47 - 0.48 * row
+        label(axes, 0.55, bottom + size / 2, "“a fox”")
         for column, x in enumerate(xs):
             tile = pixels[TILE * row : TILE * (row + 1), TILE * column : TILE * (column + 1)]
             show_image(axes, x, bottom, size, tile)
-        label(axes, 6.4, bottom + size / 2, minus(f"{sample['reward']:.2f}"), size=13)
+        label(axes, 4.18, bottom + size / 2, minus(f"{sample['reward']:.2f}"))
         text, color = minus(f"{sample['advantage']:+.2f}"), BLUE if sample["advantage"] > 0 else RED
-        label(axes, 7.75, bottom + size / 2, text, size=15, weight="bold", ink=color)
+        label(axes, 5.33, bottom + size / 2, text, size=15, weight="bold", ink=color)
     notes = (
-        (xs[0] + size / 2, "the same\nnoise"),
-        ((xs[1] + xs[4] + size) / 2, "four actions,\neach with its log-prob"),
-        (xs[5] + size / 2, "image"),
-        (6.4, minus(f"group mean\n{epoch['mean']:.2f}")),
-        (7.75, "in standard\ndeviations"),
+        (xs[0] + 0.1, "the same\nnoise"),
+        ((xs[1] + xs[4] + size) / 2 + 0.05, "four actions, each\nwith its log-prob"),
+        (xs[5] + size / 2 + 0.03, "image"),
+        (4.3, minus(f"group mean\n{epoch['mean']:.2f}")),
+        (5.4, "in standard\ndeviations"),
     )
     for x, text in notes:
-        note(axes, x, 2.4, text, size=11, align="center")
+        note(axes, x, 4.2, text, size=12, align="center")
     lower = (
-        (5.75, 2.5, "5  shuffle the pairs", "128 of 256 pairs,\n64 per optimizer step", ORANGE),
-        (2.65, 2.6, "6  replay, clip, update", "the same actions again:\nratios leave 1", ORANGE),
-        (0.15, 2.0, "7  report", "kB, foxes, ratios", PURPLE),
+        (2.8, "5 shuffle the pairs", "128 of 256 pairs,\n64 per optimizer step", ORANGE),
+        (2.0, "6 replay, clip, update", "the same actions again:\nratios leave 1", ORANGE),
+        (1.2, "7 report", "kB, foxes, ratios", PURPLE),
     )  # fmt: skip
-    for x, width, head, text, color in lower:
-        box(axes, x, 0.86, width, 0.42, head, color=color, size=12)
-        note(axes, x + width / 2, 0.5, text, size=11, align="center")
-    arrow(axes, (7.75, 2.1), (7.75, 1.34))
-    arrow(axes, (5.75, 1.07), (5.27, 1.07))
-    arrow(axes, (2.65, 1.07), (2.17, 1.07))
-    arrow(axes, (3.5, 1.34), (3.5, 2.1), ink=ORANGE)
-    label(axes, 3.62, 1.66, "the new weights sample the next epoch", size=11, ink=ORANGE, align="left")
-    what = "Three of a group's eight samples, before training. Latents: three of four channels."
-    note(axes, 0.15, 0.12, what, size=9.5)
+    for y, head, text, color in lower:
+        box(axes, 0.95, y, 2.4, 0.45, head, color=color)
+        note(axes, 3.5, y + 0.22, text)
+    axes.plot([5.4, 5.4, 2.6], [3.97, 3.48, 3.48], color=INK, linewidth=1.3)
+    arrow(axes, (2.6, 3.48), (2.6, 3.25))
+    arrow(axes, (2.6, 2.8), (2.6, 2.45))
+    arrow(axes, (2.6, 2.0), (2.6, 1.65))
+    axes.plot([0.95, 0.55, 0.55], [2.22, 2.22, 3.7], color=ORANGE, linewidth=1.3)
+    arrow(axes, (0.55, 3.7), (0.55, 5.92 - 1.5), ink=ORANGE)
+    label(axes, 0.65, 3.7, "the new weights sample the next epoch", size=12.5, ink=ORANGE, align="left")
+    note(axes, 0.1, 0.75, "Three of a group's eight samples, before training.")
+    note(axes, 0.1, 0.45, "Latents: three of four channels.")
     return figure
 
 
@@ -121,8 +122,8 @@ def untrained(rows: list[Row], name: str) -> tuple[float, float]:
 def curves() -> Figure:
     """Draw reward and foxes over reward evaluations, with two untrained baselines as lines."""
     rows = read_rows("zoo/painter.csv")
-    figure, (left, right) = panels(2, (7.2, 3.1))
-    for axes, column, scale in ((left, "reward", 1), (right, "fox", 100)):
+    figure, (upper, lower) = panels(2, (6, 5.8), stacked=True)
+    for axes, column, scale in ((upper, "reward", 1), (lower, "fox", 100)):
         for method in ("DDPO", "RWR"):
             x, seeds = by_seed(where(rows, method=method), "queries", column, scale)
             axes.plot(x, seeds.mean(axis=1), color=COLORS[method], linewidth=2)
@@ -132,37 +133,37 @@ def curves() -> Figure:
             axes.axhline(value, color=PURPLE, linestyle=style, linewidth=1.5)
         axes.set_xlabel("reward evaluations", **TEXT)
         plain(axes, **TICKS)
-    left.set_title("reward (minus kB)", **TEXT)
-    right.set_title("images with a fox (%)", **TEXT)
-    right.set_ylim(0, 104)
+    upper.set_title("reward (minus kB)", **TEXT)
+    lower.set_title("images with a fox (%)", **TEXT)
+    lower.set_ylim(0, 104)
     for x, y, text, color in (
         (150, -1.4, "RWR", BROWN), (430, -1.52, "DDPO", BLUE),
-        (415, -1.94, "longer prompt", PURPLE), (400, -2.19, "best-of-8", PURPLE),
+        (415, -1.97, "longer prompt", PURPLE), (400, -2.27, "best-of-8", PURPLE),
     ):  # fmt: skip
-        left.text(x, y, text, color=color, fontsize=12)
+        upper.text(x, y, text, color=color, fontsize=13)
     return figure
 
 
 def tradeoff() -> Figure:
     """Draw the mean trade-off curve of each method; beside it each seed's foxes at one file size."""
     rows = read_rows("zoo/painter.csv")
-    figure, (plane, level) = panels(2, (7.4, 3.5), width_ratios=(3, 2), sharey=True)
+    figure, (plane, level) = panels(2, (6, 6.4), stacked=True, height_ratios=(3, 2), sharey=True)
     places = {"DDPO": (-1.45, 35), "KL 0.03": (-1.58, 70), "KL 0.1": (-2.25, 104), "RWR": (-2.05, 40)}
     for place, (method, color) in enumerate(COLORS.items()):
         found = [curve * (1, 100) for curve in of_seeds(where(rows, method=method), "reward", "fox")]
         plane.plot(*np.mean(found, axis=0).T, "o-", color=color, linewidth=2, markersize=4.5)
-        plane.text(*places[method], NAMES[method], color=color, ha="center", fontsize=12)
+        plane.text(*places[method], NAMES[method], color=color, ha="center", fontsize=13)
         kept = [share for curve in found if (share := kept_at(curve, LEVEL)) is not None]
         level.plot([place] * len(kept), kept, "o", color=color, markersize=8, alpha=0.75)
         if not kept:
-            level.text(place, 50, "not\nreached", color=color, ha="center", va="center", fontsize=11)
+            level.text(place, 50, "not\nreached", color=color, ha="center", va="center", fontsize=13)
     for name, text, shift in (
         ("best-of-8", "best-of-8", (-3, 9)),
         ("more words", "longer prompt", (-4, 9)),
     ):
         x, y = untrained(rows, name)
         plane.plot(x, y, "D", color=PURPLE, markersize=7)
-        look = {"textcoords": "offset points", "ha": "left", "fontsize": 11, "color": PURPLE}
+        look = {"textcoords": "offset points", "ha": "left", "fontsize": 13, "color": PURPLE}
         plane.annotate(text, (x, y), shift, **look)
     plane.axvline(LEVEL, color=MUTED, linewidth=1, linestyle=":")
     plane.set(xlim=(-2.4, -1.1), ylim=(-3, 116), yticks=range(0, 101, 20))
@@ -179,22 +180,22 @@ def large() -> Figure:
     """Draw foxes before and after training for large files, and the size over reward evaluations."""
     rows = read_rows("zoo/painter.csv")
     mine = where(rows, method="large files")
-    figure = Figure(figsize=(7.2, 4.7))
+    figure = Figure(figsize=(6, 4.2))
     figure.set_facecolor(diagram(1, 1)[0].get_facecolor())
-    axes = figure.add_axes((0, 0.63, 1, 0.37))
-    axes.set(xlim=(0, 7.2), ylim=(0, 1.74))
+    axes = figure.add_axes((0, 0.65, 1, 0.35))
+    axes.set(xlim=(0, 6), ylim=(0, 1.47))
     axes.axis("off")
-    for epoch, text, bottom in (("0", "before", 0.92), ("16", "1,024\nevaluations", 0.1)):
+    for epoch, text, bottom in (("0", "before", 0.82), ("16", "1,024\nevaluations", 0.15)):
         (row,) = where(mine, seed="3", epoch=epoch)
         strip(axes, f"large_files_{int(epoch):02d}", text, row, bottom)
-    below = figure.add_axes((0.1, 0.13, 0.62, 0.44))
+    below = figure.add_axes((0.15, 0.15, 0.57, 0.45))
     x, seeds = by_seed(mine, "queries", "reward")
     below.plot(x, seeds, color=BLUE, linewidth=1.3, alpha=0.7)
-    below.text(x[-1] + 20, seeds[-1].mean(), "DDPO,\neach seed", color=BLUE, va="center", fontsize=12)
+    below.text(x[-1] + 20, seeds[-1].mean(), "DDPO,\neach seed", color=BLUE, va="center", fontsize=13)
     for name, text in (("best-of-8", "best-of-8"), ("more words", "longer prompt")):
         value = untrained(rows, f"{name}, large files")[0]
         below.axhline(value, color=PURPLE, linestyle="--", linewidth=1.5)
-        below.text(x[-1] + 20, value, text, color=PURPLE, va="center", fontsize=12)
+        below.text(x[-1] + 20, value, text, color=PURPLE, va="center", fontsize=13)
     below.set_xlim(0, x[-1])
     below.set_xlabel("reward evaluations", **TEXT)
     below.set_ylabel("kB", **TEXT)
@@ -213,7 +214,7 @@ def six() -> Figure:
     before = -float(where(rows, method="six steps", epoch="0")[0]["reward"])
     axes.plot(sizes, [0, 1], "o-", color=BLUE, linewidth=1, alpha=0.7, markersize=7)
     axes.axvline(before, color=PURPLE, linestyle="--", linewidth=1.5)
-    axes.text(before, 1.45, f"before training: {before:.2f}", color=PURPLE, ha="right", fontsize=11.5)
+    axes.text(before, 1.45, f"before training: {before:.2f}", color=PURPLE, ha="right", fontsize=13.5)
     axes.set_yticks([0, 1], ways.values())
     axes.set(ylim=(1.6, -0.4))
     axes.set_xlabel("kB after 384 reward evaluations, each seed", **TEXT)

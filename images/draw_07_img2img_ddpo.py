@@ -72,42 +72,43 @@ def question() -> Figure:
     """Draw a rollout whose one reward belongs to four actions, and three ways to divide it, unnamed."""
     strip, info = frames()
     reward, *others = json.loads(info["rewards"])
-    figure, axes = diagram(9.4, 5.3)
-    title(axes, 0.2, 5.02, f"“{info['prompt']}”: four actions, one reward", 14)
-    size, pitch, y = 0.98, 1.3, 3.6
+    figure, axes = diagram(6, 7.0)
+    title(axes, 0.1, 6.77, f"“{info['prompt']}”:")
+    title(axes, 0.1, 6.47, "four actions, one reward")
+    size, pitch, y = 0.72, 1.016, 5.35
     for n, pixels in enumerate(strip):
-        x = 0.2 + n * pitch
+        x = 0.1 + n * pitch
         show_image(axes, x, y, size, pixels)
-        name = "input" if n == 0 else f"prediction {n}" if n < CALLS else "result"
-        note(axes, x + size / 2, y - 0.19, name, 10.5, align="center")
+        name = "input" if n == 0 else f"after {n}" if n < CALLS else "result"
+        note(axes, x + size / 2, y - 0.19, name, align="center")
         if 0 < n < CALLS:
-            arrow(axes, (x + size + 0.03, y + 0.45), (x + pitch - 0.03, y + 0.45), ink=ORANGE)
-            label(axes, x + size + 0.16, y + 0.7, "?", size=18, ink=ORANGE, weight="bold")
+            arrow(axes, (x + size + 0.02, y + 0.3), (x + pitch - 0.02, y + 0.3), ink=ORANGE)
+            label(axes, x + size + 0.14, y + 0.57, "?", size=18, ink=ORANGE, weight="bold")
     mean = (reward + sum(others)) / GROUP
-    x = 0.2 + (CALLS + 1) * pitch - 0.17
-    title(axes, x, y + 0.82, minus(f"reward {reward:.1f}"), 13)
-    label(axes, x, y + 0.5, minus(f"mean of 8: {mean:.1f}"), size=12, align="left")
-    label(axes, x, y + 0.16, minus(f"{reward - mean:+.1f} for which?"), size=12, ink=ORANGE, align="left")
-    inset = figure.add_axes((0.085, 0.125, 0.43, 0.45), facecolor=CARD)
+    title(axes, 0.1, 4.82, minus(f"reward {reward:.1f},"))
+    label(axes, 1.5, 4.82, minus(f"mean of 8: {mean:.1f},"), align="left")
+    label(axes, 5.9, 4.82, minus(f"{reward - mean:+.1f} for which action?"), ink=ORANGE, align="right")
+    inset = figure.add_axes((0.13, 0.335, 0.83, 0.315), facecolor=CARD)
     for number, name in zip("123", ("falling", "branching", "one advantage"), strict=True):
         x_values, values = epochs(name, "0.0001")
         inset.plot(x_values, values.mean(1), color=INK, linewidth=1.8)
         band(inset, x_values, values, MUTED, alpha=0.16)
         end = x_values[-1] + 0.12, values[-1].mean()
-        inset.text(*end, number, fontsize=13, weight="bold", va="center", color=INK)
+        inset.text(*end, number, weight="bold", va="center", color=INK)
     inset.set(xlim=(1, 10.6))
-    inset.set_xlabel("epoch", fontsize=12)
-    inset.set_ylabel("mean reward", fontsize=12)
+    inset.set_xlabel("epoch")
+    inset.set_ylabel("mean reward")
     tidy(inset)
     lines = (
-        "Three rules on another task, three seeds each:", "A  gives all steps the same advantage.",
-        "B  lets one step differ, and gives the", "    advantage to that step.",
-        "C  weights the advantage by 7, 6, …, 1", "    from the first step to the last.",
+        "Three rules on another task, three seeds each:",
+        "A  gives all steps the same advantage;",
+        "B  lets one step differ, and gives it the advantage;",
+        "C  weights it by 7, 6, …, 1 from the first step on.",
         "Which curve belongs to which rule?",
-    )  # fmt: skip
+    )
     for n, text in enumerate(lines):
         weight = "bold" if n == len(lines) - 1 else "normal"
-        label(axes, 5.15, 2.75 - 0.34 * n, text, size=12, align="left", weight=weight)
+        label(axes, 0.1, 1.45 - 0.3 * n, text, align="left", weight=weight)
     return figure
 
 
@@ -120,12 +121,12 @@ def epochs(variant: str, rate: str) -> tuple[list[int], np.ndarray]:
 def tidy(axes: Axes) -> None:
     """Give axes the look of the cards, and a grid."""
     axes.grid(alpha=0.25)
-    plain(axes, labelsize=10.5, colors=INK)
+    plain(axes, labelsize=13, colors=INK)
 
 
 def credit() -> Figure:
     """Plot rewards over epochs for three kinds of credit, at two learning rates."""
-    figure, plots = panels(2, (8.2, 3.4), sharey=True)
+    figure, plots = panels(2, (6, 6), stacked=True, sharey=True)
     for axes, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
         for line, (variant, name) in enumerate(NAMES.items()):
             x, values = epochs(variant, rate)
@@ -143,56 +144,62 @@ def credit() -> Figure:
 def start() -> Figure:
     """Draw how an image becomes the first state, and which steps of two schedules are run from there."""
     strip, _ = frames()
-    figure, axes = diagram(8.6, 5.1)
-    title(axes, 0.2, 4.85, "The input image decides the first state", 14)
-    for x, pixels, name in ((0.25, strip[0], "input (3, 64, 64)"), (7.35, strip[-1], "result (3, 64, 64)")):
-        show_image(axes, x, 3.5, 1.0, pixels)
-        note(axes, x + 0.5, 3.32, name, 10.5, align="center")
-    box(axes, 2.15, 3.55, 1.45, 0.9, "clean latent x₀\n(4, 16, 16)", color=BLUE, size=11)
-    box(axes, 4.5, 3.55, 1.95, 0.9, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", color=ORANGE, size=11)
-    ways = ("encode,", "scale"), ("add", "noise ε"), ("denoise,", "decode")
-    for left, right, (above, below) in zip((1.25, 3.6, 6.45), (2.15, 4.5, 7.35), ways, strict=True):
-        arrow(axes, (left, 4.0), (right, 4.0))
-        note(axes, (left + right) / 2, 4.19, above, 11, align="center")
-        note(axes, (left + right) / 2, 3.81, below, 11, align="center")
-    _schedule(axes, 1.9, 12, 5, "animals: strength 0.45 of 12 steps runs 5, of which 4 are actions")
-    _schedule(axes, 0.45, 5, 2, "digits: strength 0.4 of 5 steps runs 2, of which 1 is an action")
+    figure, axes = diagram(6, 6.35)
+    title(axes, 0.1, 6.12, "The input image decides the first state", 14)
+    show_image(axes, 0.1, 4.85, 0.9, strip[0])
+    note(axes, 0.1, 4.63, "input (3, 64, 64)")
+    box(axes, 2.0, 4.9, 1.5, 0.8, "clean latent x₀\n(4, 16, 16)", color=BLUE, size=12)
+    box(axes, 4.2, 4.9, 1.75, 0.8, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", color=ORANGE, size=12)
+    show_image(axes, 2.3, 3.6, 0.9, strip[-1])
+    note(axes, 0.6, 4.05, "result (3, 64, 64)")
+    ways = (1.02, 2.0, "encode,", "scale"), (3.5, 4.2, "add", "noise")
+    for left, right, above, below in ways:
+        arrow(axes, (left, 5.3), (right, 5.3))
+        note(axes, (left + right) / 2, 5.5, above, align="center")
+        note(axes, (left + right) / 2, 5.1, below, align="center")
+    axes.plot([5.07, 5.07], [4.9, 4.05], color=INK, linewidth=1.3)
+    arrow(axes, (5.07, 4.05), (3.22, 4.05))
+    note(axes, 4.1, 4.25, "denoise,", align="center")
+    note(axes, 4.1, 3.85, "decode", align="center")
+    _schedule(axes, 2.25, 12, 5, "animals: strength 0.45 of 12 steps runs 5,", "4 of them actions")
+    _schedule(axes, 0.45, 5, 2, "digits: strength 0.4 of 5 steps runs 2,", "1 of them an action")
     return figure
 
 
-def _schedule(axes: Axes, y: float, steps: int, run: int, what: str) -> None:
-    cell = 8.1 / steps
+def _schedule(axes: Axes, y: float, steps: int, run: int, what: str, actions: str) -> None:
+    cell = 5.8 / steps
     for k in range(steps):
         color = UNUSED if k < steps - run else MUTED if k == steps - 1 else ORANGE
-        bar(axes, 0.25 + k * cell, y, cell, 0.5, color, edgecolor=CARD, linewidth=2)
+        bar(axes, 0.1 + k * cell, y, cell, 0.42, color, edgecolor=CARD, linewidth=2)
         timestep = round(1000 - k * 1000 / steps) - 1
         ink = INK if k < steps - run else "white"
-        label(axes, 0.25 + (k + 0.5) * cell, y + 0.25, str(timestep), ink=ink, size=11)
-    label(axes, 0.25, y + 0.73, what, size=11.5, align="left")
-    note(axes, 0.25, y - 0.2, "not run: more noise than the strength allows", 10.5)
-    note(axes, 8.35, y - 0.2, "last step: no noise, no action", 10.5, align="right")
+        label(axes, 0.1 + (k + 0.5) * cell, y + 0.2, str(timestep), ink=ink)
+    label(axes, 0.1, y + 0.9, what, align="left")
+    label(axes, 0.1, y + 0.62, actions, ink=ORANGE, align="left")
+    note(axes, 0.1, y - 0.2, "not run: too much noise")
+    note(axes, 5.9, y - 0.2, "last step: no noise, no action", align="right")
 
 
 def tree() -> Figure:
     """Draw two branch points with four leaves: values are means of leaves, advantages differences."""
-    figure, axes = diagram(9.4, 3.5)
-    note(axes, 0.75, 3.25, "first state", 11.5)
-    for x, step in ((2.35, 1), (4.75, 2)):
-        label(axes, x - 0.4, 3.25, f"branches at step {step}", ink=ORANGE, size=11.5, align="left")
-    note(axes, 9.3, 3.25, "then shared noise", 11.5, align="right")
-    root, nodes = (1.35, 1.6), ((3.7, 2.4), (3.7, 0.8))
-    leaves = [(6.1, y) for y in (2.8, 2.0, 1.2, 0.4)]
+    figure, axes = diagram(6, 3.7)
+    note(axes, 0.05, 3.35, "first\nstate")
+    for x, step in ((1.42, 1), (3.07, 2)):
+        label(axes, x, 3.35, f"branches\nat step {step}", ink=ORANGE)
+    note(axes, 5.95, 3.35, "then shared\nnoise", align="right")
+    root, nodes = (0.4, 1.6), ((2.05, 2.4), (2.05, 0.8))
+    leaves = [(3.75, y) for y in (2.8, 2.0, 1.2, 0.4)]
     for node in nodes:
-        arrow(axes, (root[0] + 0.45, root[1]), (node[0] - 0.45, node[1]), ink=ORANGE)
+        arrow(axes, (root[0] + 0.33, root[1]), (node[0] - 0.33, node[1]), ink=ORANGE)
     for n, leaf in enumerate(leaves):
         node = nodes[n // 2]
-        arrow(axes, (node[0] + 0.45, node[1]), (leaf[0] - 0.45, leaf[1]), ink=ORANGE)
-        arrow(axes, (leaf[0] + 0.45, leaf[1]), (7.75, leaf[1]), ink=MUTED)
+        arrow(axes, (node[0] + 0.33, node[1]), (leaf[0] - 0.33, leaf[1]), ink=ORANGE)
+        arrow(axes, (leaf[0] + 0.33, leaf[1]), (4.78, leaf[1]), ink=MUTED)
     for (x, y), value in zip((root, *nodes, *leaves), "4261366", strict=True):
-        box(axes, x - 0.42, y - 0.25, 0.84, 0.5, value, color=BLUE, size=14)
+        box(axes, x - 0.31, y - 0.25, 0.62, 0.5, value, color=BLUE, size=14)
         if (x, y) in leaves:
-            box(axes, 7.8, y - 0.25, 1.2, 0.5, f"reward {value}", color=GREEN, size=11.5)
-    for x, gains in ((2.3, {2.22: "−2", 0.92: "+2"}), (4.75, {2.83: "−1", 1.98: "+1", 1.23: "0", 0.38: "0"})):
+            box(axes, 4.8, y - 0.25, 1.12, 0.5, f"reward {value}", color=GREEN)
+    for x, gains in ((1.1, {2.2: "−2", 0.97: "+2"}), (2.9, {2.87: "−1", 1.95: "+1", 1.27: "0", 0.33: "0"})):
         for y, text in gains.items():
             label(axes, x, y, text, size=14, weight="bold", ink=ORANGE)
     return figure
@@ -201,21 +208,21 @@ def tree() -> Figure:
 def stop() -> Figure:
     """Plot the reward and two evaluators over a run that is too long."""
     rows = where(read_rows("zoo/demo.csv"), algorithm="branching, too long", images="validation")
-    figure, (above, below) = panels(2, (8.2, 3.4))
+    figure, (above, below) = panels(2, (6, 6), stacked=True)
     done = [int(row["done"]) for row in rows]
     look = {"marker": ".", "linewidth": 1.8}
     above.plot(done, [float(row["reward"]) for row in rows], color=ORANGE, **look)
     for column, color, name in (("all", BLUE, "first"), ("second_judge", GREEN, "second")):
         correct = [100 * float(row[column]) for row in rows]
         below.plot(done, correct, color=color, label=f"{name} evaluator", **look)
-    above.set_title("mean reward", fontsize=13, color=INK)
-    below.set_title("images correct (%)", fontsize=13, color=INK)
-    below.legend(loc="lower right", fontsize=11.5, frameon=False)
+    above.set_title("mean reward", color=INK)
+    below.set_title("images correct (%)", color=INK)
+    below.legend(loc="lower right", frameon=False)
     for axes in (above, below):
         axes.axvline(DEMO, color=MUTED, linestyle=":", linewidth=1.2)
         axes.set_xlabel("evaluations of the reward", color=INK, fontsize=12)
         tidy(axes)
-    above.text(DEMO + 150, above.get_ylim()[0] + 0.6, "the demo's length", color=MUTED, fontsize=11.5)
+    above.text(DEMO + 150, above.get_ylim()[0] + 0.6, "the demo's length", color=MUTED)
     return figure
 
 
@@ -226,7 +233,7 @@ def point(shares: dict[str, Any]) -> tuple[float, float]:
 
 def dilemma() -> Figure:
     """Draw animals kept against backgrounds correct: tuning the strength, best-of-8, RL, and what else."""
-    figure, (axes,) = panels(1, (7.0, 5.2))
+    figure, (axes,) = panels(1, (6, 6.9))
     grid = where(read_rows("zoo/edit_grid.csv"), steps="8", eta="1.0")
     for guidance, color in zip(("1.0", "6.0"), CURVE_COLORS, strict=False):
         own = sorted(where(grid, guidance=guidance), key=lambda row: float(row["strength"]))
@@ -235,7 +242,7 @@ def dilemma() -> Figure:
         axes.plot(*zip(*places, strict=True), "o-", color=color, markersize=3.5, linewidth=1.2, label=name)
         if guidance == "1.0":
             for row, place in zip(own, places, strict=True):
-                look = {"textcoords": "offset points", "fontsize": 10, "color": MUTED}
+                look = {"textcoords": "offset points", "fontsize": 13, "color": MUTED}
                 axes.annotate(f"{float(row['strength']):g}", place, (4, 5), **look)
     rows, trained = read_rows("zoo/edit.csv"), where(read_rows("zoo/demo.csv"), algorithm="branching")
     path = where(trained, images="validation")
@@ -256,8 +263,8 @@ def dilemma() -> Figure:
     axes.set(xlim=(-4, 103), ylim=(0, 103))
     axes.set_xlabel("backgrounds correct (%)", color=INK, fontsize=12)
     axes.set_ylabel("animals kept (%)", color=INK, fontsize=12)
-    axes.set_title("Sampling settings move along curves; RL leaves them", fontsize=13, color=INK)
-    axes.legend(loc="lower left", fontsize=10.5, frameon=False)
+    axes.set_title("Sampling settings move along curves; RL leaves them", color=INK)
+    figure.legend(loc="outside lower left", frameon=False)
     return figure
 
 

@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import band, bar, by_seed, minus, panels, plain, read_rows, show_image, where
+from plots import band, bar, by_seed, minus, panels, plain, read_rows, show_image, signed, where
 from style import INK, MUTED, PALETTE, arrow, diagram, label, main, note, title
 
 from ddpo_lessons.advantages import normalize_groups
@@ -69,44 +69,39 @@ def italics(images: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(asked) - 10 * (digits.lean(images) - 0.25).abs()
 
 
-def signed(value: float) -> str:
-    """Write a number with its sign; what rounds to zero has none."""
-    return minus(f"{value:+.1f}") if abs(value) >= 0.05 else "0"
-
-
 def eight() -> Figure:
     """Draw one noise, three samplers, eight runs each, with rewards and advantages."""
-    figure, axes = diagram(7.4, 5.05)
-    strips, size, pitch, left = frames(), 0.64, 0.69, 1.84
+    figure, axes = diagram(6, 4.95)
+    strips, size, pitch, left = frames(), 0.49, 0.52, 1.78
     for pixels, y, color, name in (
-        (strips[0], 3.87, BLUE, "ODE: eight equal images"),
-        (strips[1], 2.19, GREEN, "ODE, with noise added in every step"),
-        (strips[2], 0.51, ORANGE, "SDE: the same noise added in every step"),
+        (strips[0], 3.9, BLUE, "ODE: eight equal images"),
+        (strips[1], 2.25, GREEN, "ODE, with noise added in every step"),
+        (strips[2], 0.6, ORANGE, "SDE: the same noise added in every step"),
     ):
         values = italics(torch.from_numpy(pixels[1:].copy()).permute(0, 3, 1, 2).float().div(255))  # (8,)
         advantages = normalize_groups(values, COUNT).tolist()
-        title(axes, 0.15, y + size + 0.22, name, 13, ink=color)
-        show_image(axes, 0.15, y, size, pixels[0], edge=MUTED)
-        arrow(axes, (0.85, y + size / 2), (left - 0.08, y + size / 2), ink=color)
-        note(axes, 1.3, y + size / 2 + 0.17, f"{STEPS} steps", size=11, align="center")
-        label(axes, left - 0.1, y - 0.17, "reward", size=11.5, align="right")
-        label(axes, left - 0.1, y - 0.41, "advantage", size=11.5, align="right")
+        title(axes, 0.1, y + size + 0.22, name, ink=color)
+        show_image(axes, 0.1, y, size, pixels[0], edge=MUTED)
+        arrow(axes, (0.65, y + size / 2), (left - 0.08, y + size / 2), ink=color)
+        note(axes, 1.18, y + size / 2 + 0.15, f"{STEPS} steps", align="center")
+        label(axes, left - 0.1, y - 0.18, "reward", size=12, align="right")
+        label(axes, left - 0.1, y - 0.43, "advantage", size=12, align="right")
         for n, (value, advantage) in enumerate(zip(values.tolist(), advantages, strict=True)):
             x = left + n * pitch
             show_image(axes, x, y, size, pixels[n + 1], edge=color)
-            label(axes, x + size / 2, y - 0.17, minus(f"{value:.1f}"), size=11.5)
-            label(axes, x + size / 2, y - 0.41, signed(advantage), size=11.5, weight="bold", ink=color)
+            label(axes, x + size / 2, y - 0.18, minus(f"{value:.1f}"), size=12)
+            label(axes, x + size / 2, y - 0.43, signed(advantage, 1), size=12, weight="bold", ink=color)
     return figure
 
 
 def budget() -> Figure:
     """Draw bars: how much noise a latent contains after a step, kept and fresh, for three samplers."""
-    figure, axes = diagram(7.2, 2.75)
+    figure, axes = diagram(6, 2.75)
     after, level = LEVEL - LENGTH, ETA * math.sqrt(LEVEL / (1 - LEVEL))
     fresh = level**2 * LENGTH
     kept = after - level**2 / (2 * LEVEL) * LENGTH
-    title(axes, 0.15, 2.5, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}", 12.5)
-    left, scale, height = 1.4, 11.0, 0.4
+    title(axes, 0.1, 2.5, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}", 12)
+    left, scale, height = 1.35, 7.0, 0.4
     for y, name, old, new, color in (
         (1.6, "ODE", after**2, 0.0, BLUE),
         (1.05, "noise added", after**2, fresh, GREEN),
@@ -119,26 +114,26 @@ def budget() -> Figure:
         ):
             bar(axes, x, y, share * scale, height, face, edgecolor=edge, linewidth=0.8, hatch=hatch)
         sums = f"{old + new:.4f}" if new == 0 else f"{old:.4f} + {new:.4f} = {old + new:.4f}"
-        label(axes, left + (old + new) * scale + 0.12, y + 0.2, sums, size=11.5, align="left")
+        label(axes, left + (old + new) * scale + 0.12, y + 0.2, sums, size=12, align="left")
     x = left + after**2 * scale
     axes.plot([x, x], [0.4, 2.1], color=INK, linewidth=1.2, linestyle="--")
-    label(axes, x, 0.2, f"room for {after**2:.2f}", size=11.5)
-    note(axes, 0.15, 0.2, "full: kept, hatched: fresh", size=11)
+    label(axes, x + 0.08, 0.2, f"room for {after**2:.2f}", size=12, align="right")
+    note(axes, 5.9, 0.2, "full: kept, hatched: fresh", size=12, align="right")
     return figure
 
 
 def titled(*titles: str, height: float) -> tuple[Figure, list[Axes]]:
-    """Make a card with plots side by side."""
-    figure, axes = panels(len(titles), (7.4, height))
-    plain(*axes, labelsize=11)
+    """Make a card with stacked plots."""
+    figure, axes = panels(len(titles), (6, height), stacked=True)
+    plain(*axes)
     for axis, text in zip(axes, titles, strict=True):
-        axis.set_title(text, fontsize=12.5)
+        axis.set_title(text)
     return figure, axes
 
 
 def curves() -> Figure:
     """Draw reward and obedience over training, three seeds, beside baselines without training."""
-    figure, axes = titled("reward", "obeyed (%)", height=3.3)
+    figure, axes = titled("reward", "obeyed (%)", height=6.6)
     rows = where(read_rows("results/flow.csv"), method="flow")
     settings = {row["setting"]: row for row in read_rows("results/flow_untrained.csv")}
     styles = {"best-of-8": (PURPLE, "--"), "guidance 4": (GREEN, "-."), "sheared": (RED, ":")}
@@ -149,22 +144,22 @@ def curves() -> Figure:
         for name, (color, style) in styles.items():
             value = scale * float(settings[name][measure])
             axis.axhline(value, color=color, linestyle=style, linewidth=1.6)
-        axis.set_xlabel("reward evaluations", fontsize=12)
+        axis.set_xlabel("reward evaluations")
     reward, obeyed = axes
     obeyed.set_ylim(40, 103)
     for axis, x, y, text, color in (
-        (reward, 20, -0.68, "sheared by a program", RED), (reward, 20, -1.86, "best-of-8", PURPLE),
+        (reward, 20, -0.84, "sheared by a program", RED), (reward, 20, -1.86, "best-of-8", PURPLE),
         (reward, 430, -2.86, "guidance 4", GREEN), (reward, 560, -2.55, "Flow-GRPO", ORANGE),
-        (obeyed, 20, 86, "sheared", RED), (obeyed, 400, 95.5, "best-of-8, guidance 4", PURPLE),
+        (obeyed, 20, 83, "sheared", RED), (obeyed, 540, 92, "best-of-8, guidance 4", PURPLE),
         (obeyed, 300, 66, "Flow-GRPO", ORANGE),
     ):  # fmt: skip
-        axis.text(x, y, text, color=color, fontsize=12)
+        axis.text(x, y, text, color=color)
     return figure
 
 
 def floor() -> Figure:
     """Draw the mean |Δ log p| before any update against the size of a latent, beside a fall as 1/√D."""
-    figure, axes = titled("replayed with bfloat16 weights", "replayed in float32", height=3.4)
+    figure, axes = titled("replayed with bfloat16 weights", "replayed in float32", height=6)
     rows = read_rows("results/flow_floor.csv")
     for axis, replayed in zip(axes, ("bfloat16 weights", "float32"), strict=True):
         for action, color in ((1, BLUE), (5, ORANGE), (9, GREEN)):
@@ -174,14 +169,14 @@ def floor() -> Figure:
             axis.plot(dims, found[0] * np.sqrt(dims[0] / dims), ":", color=color, linewidth=1.2)
             axis.axhline(float(mine[0]["second_term"]), color=color, linestyle="--", linewidth=1)
         axis.set(xscale="log", yscale="log", ylim=(2e-7, 4e-3))
-        axis.set_xlabel("elements D of a latent", fontsize=12)
-    axes[0].set_ylabel("mean |Δ log p|", fontsize=12)
+        axis.set_xlabel("elements D of a latent")
+    axes[0].set_ylabel("mean |Δ log p|")
     for height, text, color in (
-        (1.9e-3, "action 9", GREEN),
-        (3.2e-4, "action 5", ORANGE),
-        (6.5e-5, "action 1", BLUE),
+        (2.8e-4, "action 9", GREEN),
+        (1.9e-5, "action 5", ORANGE),
+        (7e-7, "action 1", BLUE),
     ):
-        axes[0].text(350, height, text, color=color, fontsize=12)
+        axes[0].text(8e4, height, text, color=color, va="center")
     return figure
 
 

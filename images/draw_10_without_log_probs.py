@@ -23,7 +23,7 @@ from ddpo_lessons.lessons import SEED, seeded
 from ddpo_lessons.ppo import clipped_loss
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-TICKS: dict[str, Any] = {"length": 0, "labelsize": 12, "colors": INK}
+TICKS: dict[str, Any] = {"length": 0, "labelsize": 13, "colors": INK}
 EPOCHS, SHOWN = 100, 45
 TRAINED = {"RWR": "rwr", "signed weights": "signed", "AWM": "awm", "DiffusionNFT": "nft", "PEPG": "pepg"}
 USED = (torch, nn, SimpleNamespace, Example, seeded, normalize, clipped_loss)
@@ -43,14 +43,14 @@ def draw_paths(axes: Axes, policy: Any, name: str) -> None:
         axes.axhspan(low, high, color=MUTED, alpha=0.15, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
     axes.set_title(name, fontsize=13, color=INK)
-    axes.text(0.95, -2.7, f"{good:.0f}% good", fontsize=12.5, color=INK, ha="right")
+    axes.text(0.95, -2.7, f"{good:.0f}% good", fontsize=13, color=INK, ha="right")
     axes.set(xlim=(0, 1), ylim=(-3, 5.5), xticks=[0.12, 0.88], xticklabels=["noise", "data"])
     plain(axes, **TICKS)
 
 
 def push() -> Figure:
     """Draw the paths before training, and after a hundred epochs of five losses, with one step each."""
-    figure = Figure(figsize=(7.4, 5.4), facecolor=CARD, layout="constrained")
+    figure = Figure(figsize=(6, 5.2), facecolor=CARD, layout="constrained")
     first, *others = figure.subplots(2, 3, sharex=True, sharey=True).flat
     draw_paths(first, LINE["Policy"](), "untrained")
     for axes, (name, loss) in zip(others, TRAINED.items(), strict=True):
@@ -65,7 +65,7 @@ def lags() -> Figure:
               "penalty": "penalty"}  # fmt: skip
     kinds = {"sampler": ("old sampler", "o", BLUE), "center": ("old center", "s", ORANGE),
              "both": ("both old", "D", GREEN)}  # fmt: skip
-    figure, (axes,) = panels(1, (7.2, 4))
+    figure, (axes,) = panels(1, (6, 4.3))
     for place, loss in enumerate(losses):
         for offset, (lag, (name, marker, color)) in enumerate(kinds.items()):
             found = [float(row["distance"]) for row in where(rows, loss=loss, lag=lag, learning_rate="0.003")]
@@ -77,9 +77,9 @@ def lags() -> Figure:
     axes.set(xscale="log", xlim=(0.3, 30))
     axes.set_xticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
     axes.minorticks_off()
-    axes.set_xlabel("distance from the data after 100 epochs", color=INK, fontsize=12)
+    axes.set_xlabel("distance from the data after 100 epochs", color=INK, fontsize=13)
     plain(axes, **TICKS)
-    axes.legend(fontsize=12, frameon=False, loc="lower right")
+    axes.legend(fontsize=13, frameon=False, loc="lower right")
     return figure
 
 
@@ -99,7 +99,7 @@ def img2img() -> Figure:
     kinds = {"re-noised": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
     methods = ["AWM", "NFT", "RWR", "all alike", "PEPG", "DDPO"]
     shown = {"all alike": "equal weights"}
-    figure, grid = panels(3, (10, 4), sharey=True)
+    figure, grid = panels(3, (6, 9), stacked=True, sharey=True)
     titles = {"2.0": "first step, guidance 2", "1.0": "first step, no guidance", "": "after training"}
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):
         for place, method in enumerate(methods):
@@ -125,8 +125,8 @@ def img2img() -> Figure:
         if row["method"] == "untrained" and row["split"] == "test":
             name = {"before training": "untrained"}.get(row["examples"], "best settings")
             grid[2].axvline(float(row["reward"]), color=INK, linewidth=0.8, linestyle=":")
-            grid[2].text(float(row["reward"]), 0.45, name, fontsize=11, ha="center", color=INK)
-    below = {"fontsize": 12.5, "frameon": False, "loc": "outside lower center", "ncols": 4}
+            grid[2].text(float(row["reward"]), 0.45, name, fontsize=13, ha="center", color=INK)
+    below = {"frameon": False, "loc": "outside lower center", "ncols": 2}
     figure.legend(*grid[0].get_legend_handles_labels(), **below)
     return figure
 

@@ -8,7 +8,7 @@ from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from plots import BENCHMARKS, minus, panels, plain, read_rows, show_image, where
-from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLORS = {"DRaFT-10": RED, "DRaFT-3": ORANGE, "ReFL": PURPLE, "Flow-GRPO": BLUE}
@@ -59,27 +59,27 @@ def _number(value: float, digits: int = 2) -> str:
 
 def question() -> Figure:
     """Draw three rows of images of one run, and the measures of 150 images."""
-    figure, axes = diagram(7.6, 2.9)
-    columns = ((5.3, "reward", BLUE), (6.2, "evaluator", GREEN), (7.1, "second", GREEN))
+    figure, axes = diagram(6, 2.55)
+    columns = ((4.08, "reward", BLUE), (4.85, "evaluator", GREEN), (5.6, "second", GREEN))
     for x, text, ink in columns:
-        label(axes, x, 2.6, text, ink=ink, size=12)
+        label(axes, x, 2.33, text, ink=ink, size=12)
     run = _paths(CLIMB)[0]
     for row, (letter, queries) in enumerate(zip("ABC", MOMENTS, strict=True)):
-        y, found, pixels = 1.72 - 0.8 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
-        label(axes, 0.25, y + 0.36, letter, size=15, weight="bold")
+        y, found, pixels = 1.55 - 0.68 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
+        label(axes, 0.2, y + 0.3, letter, size=15, weight="bold")
         for place, digit in enumerate((1, 2, 8)):
             two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            show_image(axes, 0.5 + 1.48 * place, y, 1.44, two, height=0.72)
+            show_image(axes, 0.38 + 1.12 * place, y + 0.03, 1.08, two, height=0.54)
         values = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}")
         for (x, _, ink), text in zip(columns, values, strict=True):
-            label(axes, x, y + 0.36, text, ink=ink, size=14)
+            label(axes, x, y + 0.3, text, ink=ink, size=14)
     return figure
 
 
 def _style(axes: Axes, below: str, beside: str) -> None:
-    plain(axes, labelsize=12, colors=INK)
-    axes.set_xlabel(below, fontsize=13, color=INK)
-    axes.set_ylabel(beside, fontsize=13, color=INK)
+    plain(axes, colors=INK)
+    axes.set_xlabel(below, color=INK)
+    axes.set_ylabel(beside, color=INK)
 
 
 def _mean_path(method: str) -> list[Row]:
@@ -92,12 +92,12 @@ def _handwriting() -> list[Row]:
 
 def diversity() -> Figure:
     """Draw reward against diversity: training, settings of the untrained policy, and handwriting."""
-    figure, (axes,) = panels(1, (7.2, 4.9))
+    figure, (axes,) = panels(1, (6, 4.9))
     points, written = _points(), _handwriting()
     rewards = [row["reward"] for row in written]
     axes.axhspan(min(rewards), max(rewards), color=GREEN, alpha=0.15, linewidth=0)
     axes.plot(*_columns(written, "diversity", "reward"), "*", color=GREEN, markersize=14)
-    axes.text(0.1665, -0.15, "handwriting", fontsize=12, color=GREEN, ha="center")
+    axes.text(0.1665, -0.15, "handwriting", fontsize=13, color=GREEN, ha="center")
     for method, color in COLORS.items():
         path = _mean_path(method)
         axes.plot(*_columns(path, "diversity", "reward"), "o-", color=color, lw=2.2, ms=6, label=method)
@@ -113,21 +113,21 @@ def diversity() -> Figure:
         axes.plot(*_columns(found, "diversity", "reward"), "s:", color=MUTED, ms=6, lw=1.3)
     for name, (x, y, side) in names.items():
         place = (points[name]["diversity"], points[name]["reward"])
-        axes.annotate(name, place, (x, y), textcoords="offset points", fontsize=12, color=MUTED, ha=side)
-    axes.legend(fontsize=12, frameon=False, loc="lower left")
+        axes.annotate(name, place, (x, y), textcoords="offset points", fontsize=13, color=MUTED, ha=side)
+    axes.legend(fontsize=13, frameon=False, loc="lower left")
     _style(axes, "diversity: difference between images of a prompt", "reward")
     return figure
 
 
 def distance() -> Figure:
     """Draw the Fréchet distance to handwriting along training."""
-    figure, (axes,) = panels(1, (7.2, 4.6))
+    figure, (axes,) = panels(1, (6, 4.7))
     points, goal = _points(), _mean(_handwriting())
     axes.axhline(goal["frechet"], color=GREEN, linewidth=1.6)
-    axes.text(0.03, goal["frechet"] - 0.42, "handwriting of the test split", fontsize=12, color=GREEN)
+    axes.text(0.03, goal["frechet"] - 0.42, "handwriting of the test split", fontsize=13, color=GREEN)
     axes.axhline(points["guidance 1.5"]["frechet"], color=INK, linewidth=1.4, linestyle=":")
     axes.text(
-        0.03, points["guidance 1.5"]["frechet"] - 0.4, "untrained, guidance 1.5", fontsize=12, color=INK
+        0.03, points["guidance 1.5"]["frechet"] - 0.4, "untrained, guidance 1.5", fontsize=13, color=INK
     )
     for shift, (method, color) in enumerate(COLORS.items()):
         path, places = _mean_path(method), [n + 0.05 * (shift - 1.5) * (n > 0) for n in range(len(READINGS))]
@@ -142,8 +142,8 @@ def distance() -> Figure:
                 x = places[n] + part * (places[n + 1] - places[n])
                 axes.plot(x, y, "o", mfc="none", mec=color, ms=14, mew=1.8)
         above = {"ReFL": 0.15, "DRaFT-3": -0.3, "Flow-GRPO": 0.0}.get(method, 0)
-        axes.text(4.15, path[-1]["frechet"] + above, method, fontsize=12, color=color, va="center")
-    axes.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 5.1), ylim=(0, None))
+        axes.text(4.2, path[-1]["frechet"] + above, method, fontsize=13, color=color, va="center")
+    axes.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 5.4), ylim=(0, None))
     axes.spines["bottom"].set_bounds(0, 4)
     _style(axes, "reward evaluations", "Fréchet distance to handwriting")
     return figure
@@ -160,44 +160,45 @@ def rows() -> Figure:
         lines.append((method, color, _seen(method, READINGS[-1]), last))
     written = _strip("points", names.index("handwriting 0"))
     lines.append(("handwriting", GREEN, written, _mean(_handwriting())))
-    figure, axes = diagram(7.2, 0.5 + 0.5 * len(lines))
-    for x, text in ((5.95, "reward"), (6.75, "Fréchet")):
-        label(axes, x, 0.28 + 0.5 * len(lines), text, ink=MUTED, size=12)
+    figure, axes = diagram(6, 0.5 + 0.42 * len(lines))
+    for x, text in ((4.85, "reward"), (5.6, "Fréchet")):
+        note(axes, x, 0.27 + 0.42 * len(lines), text, align="center")
     for number, (name, ink, pixels, found) in enumerate(lines):
-        y = 0.08 + 0.5 * (len(lines) - 1 - number)
-        label(axes, 1.35, y + 0.21, name, ink=ink, size=12.5, align="right")
+        y = 0.08 + 0.42 * (len(lines) - 1 - number)
+        label(axes, 1.25, y + 0.17, name, ink=ink, align="right")
         for place, digit in enumerate((1, 2, 4, 5, 8)):
             two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            show_image(axes, 1.47 + 0.84 * place, y, 0.82, two, height=0.41)
-        for x, text in ((5.95, _number(found["reward"])), (6.75, _number(found["frechet"], 1))):
-            label(axes, x, y + 0.21, text, ink=ink, size=12.5)
+            show_image(axes, 1.33 + 0.635 * place, y + 0.02, 0.62, two, height=0.31)
+        for x, text in ((4.85, _number(found["reward"])), (5.6, _number(found["frechet"], 1))):
+            label(axes, x, y + 0.17, text, ink=ink)
     return figure
 
 
 def through() -> Figure:
     """Draw the rollout that is recorded, and the last steps that are taken again with a gradient."""
-    figure, axes = diagram(7.7, 3.4)
+    figure, axes = diagram(6, 3.75)
     upper = ("$x_{10}$", "…", "$x_3$", "$x_2$", "$x_1$", "$x_0$")
-    places = [0.2 + 0.92 * n for n in range(len(upper))]
-    label(axes, 0.2, 3.08, "recorded: all ten steps, without a gradient", align="left", ink=MUTED, size=13)
+    places = [0.1 + 0.76 * n for n in range(len(upper))]
+    note(axes, 0.1, 3.52, "recorded: all ten steps, without a gradient")
     for n, (x, name) in enumerate(zip(places, upper, strict=True)):
-        box(axes, x, 2.2, 0.65, 0.5, name, edge=MUTED, ink=MUTED, size=12)
+        box(axes, x, 2.78, 0.55, 0.48, name, edge=MUTED, ink=MUTED, size=14)
         if n:
-            arrow(axes, (x - 0.28, 2.45), (x, 2.45), ink=MUTED)
-    arrow(axes, (places[3] + 0.32, 2.2), (places[3] + 0.32, 1.45), ink=INK)
-    label(axes, places[3] + 0.2, 1.83, "a constant", align="right", ink=INK, size=12)
+            arrow(axes, (x - 0.21, 3.02), (x, 3.02), ink=MUTED)
+    arrow(axes, (places[3] + 0.27, 2.78), (places[3] + 0.27, 1.93), ink=INK)
+    label(axes, places[3] + 0.37, 2.35, "a constant", align="left", ink=INK)
     lower = ["$x_2$", "$x_1$", "$x_0$", "image", "$r$"]
-    ends = [places[3], places[4], places[5], places[5] + 0.93, places[5] + 2.05]
-    widths = [0.65, 0.65, 0.65, 0.85, 0.5]
+    ends = [places[3], places[4], places[5], places[5] + 0.76, places[5] + 1.65]
+    widths = [0.55, 0.55, 0.55, 0.68, 0.4]
     for n, (x, name, width) in enumerate(zip(ends, lower, widths, strict=True)):
-        box(axes, x, 0.95, width, 0.5, name, edge=BLUE if n else MUTED, ink=BLUE if n else MUTED, size=12)
+        color = BLUE if n else MUTED
+        box(axes, x, 1.45, width, 0.48, name, edge=color, ink=color, size=13 if name == "image" else 14)
         if n:
-            arrow(axes, (ends[n - 1] + widths[n - 1], 1.28), (x, 1.28), ink=BLUE)
-            arrow(axes, (x, 1.08), (ends[n - 1] + widths[n - 1], 1.08), ink=ORANGE)
-    label(axes, 0.2, 1.42, "last K = 2 steps\nagain, with a gradient", align="left", ink=BLUE, size=12)
-    label(axes, 0.2, 0.92, "backward pass", align="left", ink=ORANGE, size=12)
-    axes.plot([places[3] + 0.68, places[3] + 0.68], [0.45, 0.9], color=ORANGE, linewidth=2.2)
-    label(axes, places[3] + 0.68, 0.28, "the gradient ends here", ink=ORANGE, size=12)
+            arrow(axes, (ends[n - 1] + widths[n - 1], 1.77), (x, 1.77), ink=BLUE)
+            arrow(axes, (x, 1.58), (ends[n - 1] + widths[n - 1], 1.58), ink=ORANGE)
+    axes.plot([places[3] + 0.58] * 2, [1.0, 1.4], color=ORANGE, linewidth=2.2)
+    label(axes, places[3] + 0.58, 0.83, "the gradient ends here", ink=ORANGE)
+    label(axes, 0.1, 0.48, "blue: the last K = 2 steps again, with a gradient", align="left", ink=BLUE)
+    label(axes, 0.1, 0.2, "orange: backward pass", align="left", ink=ORANGE)
     return figure
 
 

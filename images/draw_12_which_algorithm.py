@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, Row, panels, plain, read_rows, where
-from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, Row, minus, panels, plain, read_rows, show_image, where
+from style import INK, MUTED, PALETTE, arrow, box, diagram, main, note, title
 
 from ddpo_lessons.lessons.demo import TEST
 from ddpo_lessons.worlds.animals import draw_edits
@@ -53,7 +53,7 @@ def at_the_end(task: str) -> dict[str, list[Row]]:
 
 def results() -> Figure:
     """Draw every seed of every method as a dot, its mean as a bar, and lines of what is there untrained."""
-    figure, grid = panels(2, (10.4, 5.2))
+    figure, grid = panels(2, (6, 9), stacked=True, height_ratios=(10, 7))
     for axes, (task, (column, scale)) in zip(grid, COLUMNS.items(), strict=True):
         _dots(axes, at_the_end(task), column, scale)
         for row in where(read_rows("results/equal_terms_untrained.csv"), task=task):
@@ -61,8 +61,8 @@ def results() -> Figure:
                 if part in row["setting"]:
                     x = scale * float(row[column])
                     axes.axvline(x, color=INK, linestyle=style, linewidth=1.3, label=name, zorder=1)
-        axes.set_title(TITLES[task], fontsize=12, color=INK)
-        axes.legend(frameon=False, fontsize=10, loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=3)
+        axes.set_title(TITLES[task], color=INK)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.35, -0.07), ncols=2)
     return figure
 
 
@@ -74,8 +74,8 @@ def _dots(axes: Axes, ends: dict[str, list[Row]], column: str, scale: float) -> 
         color = next(color for color, methods in KINDS.values() if method in methods)
         axes.plot(values[method], np.full(len(values[method]), n), "o", color=color, markersize=5, alpha=0.55)
         axes.plot(values[method].mean(), n, "|", color=color, markersize=22, markeredgewidth=3)
-    plain(axes, colors=MUTED, labelsize=11)
-    axes.set_yticks(range(len(order)), order, color=INK, fontsize=11)
+    plain(axes, colors=MUTED)
+    axes.set_yticks(range(len(order)), order, color=INK)
 
 
 def images(task: str, judged: str) -> Figure:
@@ -88,15 +88,17 @@ def images(task: str, judged: str) -> Figure:
     for method in sorted(ends, key=lambda method: float(ends[method]["reward"])):
         name = "".join(letter if letter.isalnum() else "_" for letter in f"{task}_{method}")
         shown, row = np.asarray(Image.open(RESULTS / "equal_terms" / f"{name}.png")), ends[method]
-        strips[method] = shown, f"reward {float(row['reward']):.2f}, {judged} {float(row['judge']):.0%}"
-    width, height, left = 7.6, 0.95, 2.3
-    figure, axes = diagram(left + width + 0.1, 0.1 + (height + 0.06) * len(strips))
+        strips[method] = (
+            shown,
+            minus(f"reward {float(row['reward']):.2f}, {judged} {float(row['judge']):.0%}"),
+        )
+    width, height, gap = 5.8, 0.725, 0.38
+    figure, axes = diagram(6, 0.1 + (height + gap) * len(strips))
     for n, (name, (shown, said)) in enumerate(reversed(strips.items())):
-        bottom = 0.05 + (height + 0.06) * n
-        axes.imshow(shown, extent=(left, left + width, bottom, bottom + height), interpolation="none")
-        label(axes, left - 0.12, bottom + 0.62 * height, name, size=11, align="right", weight="bold")
-        label(axes, left - 0.12, bottom + 0.28 * height, said, size=9.5, align="right", ink=MUTED)
-    axes.set(xlim=(0, left + width + 0.1), ylim=(0, 0.1 + (height + 0.06) * len(strips)))
+        bottom = 0.08 + (height + gap) * n
+        show_image(axes, 0.1, bottom, width, shown, height=height)
+        title(axes, 0.1, bottom + height + 0.16, name)
+        note(axes, 5.9, bottom + height + 0.16, said, align="right")
     return figure
 
 
@@ -105,23 +107,23 @@ QUESTIONS = (  # question, what to do if the answer is yes
     ("Do you have pairs of input and\nwanted output?", "train on the pairs"),
     ("Is the reward differentiable,\nand do you trust its gradient?", "ReFL or DRaFT"),
     ("Do you edit images (img2img)?", "branching or DDPO,\nin small epochs"),
-    ("Otherwise", "online DPO or branching;\nwith several seeds"),
+    ("Otherwise", "online DPO or\nbranching;\nwith several seeds"),
 )
 
 
 def guide() -> Figure:
     """Draw the questions from top to bottom, each with its way out."""
-    height = 0.98
-    figure, axes = diagram(8.2, height * len(QUESTIONS) + 0.1)
+    height = 1.02
+    figure, axes = diagram(6, height * len(QUESTIONS) - 0.1)
     for n, (question, answer) in enumerate(QUESTIONS):
-        bottom = height * (len(QUESTIONS) - 1 - n) + 0.15
-        box(axes, 0.1, bottom, 4.0, 0.7, question, size=10)
-        box(axes, 5.0, bottom, 3.1, 0.7, answer, color=PALETTE[n % len(PALETTE)], size=10)
-        arrow(axes, (4.1, bottom + 0.35), (5.0, bottom + 0.35))
+        bottom = height * (len(QUESTIONS) - 1 - n) + 0.1
+        box(axes, 0.1, bottom, 3.15, 0.7, question, size=12.5)
+        box(axes, 3.85, bottom, 2.05, 0.7, answer, color=PALETTE[n % len(PALETTE)], size=12.5)
+        arrow(axes, (3.25, bottom + 0.35), (3.85, bottom + 0.35))
         if n < len(QUESTIONS) - 1:
-            label(axes, 4.55, bottom + 0.47, "yes", size=8.5, ink=MUTED)
-            arrow(axes, (2.1, bottom), (2.1, bottom - 0.28))
-            label(axes, 2.32, bottom - 0.13, "no", size=8.5, ink=MUTED)
+            note(axes, 3.53, bottom + 0.5, "yes", align="center")
+            arrow(axes, (1.6, bottom), (1.6, bottom - 0.32))
+            note(axes, 1.75, bottom - 0.16, "no")
     return figure
 
 

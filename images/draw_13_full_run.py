@@ -19,31 +19,31 @@ WITHOUT = (
 def restored() -> Figure:
     """Draw held-out images, and the fraction that the evaluator recognizes over the epochs of each seed."""
     rows = read_rows("results/full_run.csv")
-    figure = Figure(figsize=(9.2, 3.3), facecolor=CARD, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
+    figure = Figure(figsize=(6, 6.2), facecolor=CARD, layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=(1.2, 1))
     pixels = np.asarray(Image.open(BENCHMARKS / "results" / "full_run.png"))
-    left.imshow(pixels, interpolation="none")
-    left.set_yticks([SIDE * (n + 0.5) for n in range(len(ROWS))], ROWS, fontsize=13)
-    left.set_xticks([])
-    left.tick_params(length=0)
-    left.spines[:].set_visible(False)
+    upper.imshow(pixels, interpolation="none")
+    upper.set_yticks([SIDE * (n + 0.5) for n in range(len(ROWS))], ROWS)
+    upper.set_xticks([])
+    upper.tick_params(length=0)
+    upper.spines[:].set_visible(False)
     curves = []
     for seed in dict.fromkeys(row["seed"] for row in rows):
         points = [row for row in where(rows, seed=seed) if row["what"].startswith("epoch ")]
         epochs = [int(row["what"].removeprefix("epoch ")) for row in points]
         curves.append([100 * float(row["second_judge"]) for row in points])
-        right.plot(epochs, curves[-1], color=PALETTE[0], linewidth=0.9, alpha=0.5)
-    right.plot(epochs, np.mean(curves, axis=0), "o-", color=PALETTE[0], linewidth=2.4)
+        lower.plot(epochs, curves[-1], color=PALETTE[0], linewidth=0.9, alpha=0.5)
+    lower.plot(epochs, np.mean(curves, axis=0), "o-", color=PALETTE[0], linewidth=2.4)
     for name, what in WITHOUT:
         level = np.mean([100 * float(row["second_judge"]) for row in where(rows, what=what)])
-        right.axhline(level, color=MUTED, linestyle="--", linewidth=1.2)
-        right.text(
-            epochs[-1], level + 1, name, ha="right", va="bottom", color=MUTED, fontsize=12, bbox=BEHIND
+        lower.axhline(level, color=MUTED, linestyle="--", linewidth=1.2)
+        lower.text(
+            epochs[-1], level + 1, name, ha="right", va="bottom", color=MUTED, fontsize=13, bbox=BEHIND
         )
-    right.set_title("recognized by the evaluator (%)", fontsize=13)
-    right.set_xlabel("epoch", fontsize=13)
-    right.set_ylim(0, None)
-    plain(right, labelsize=12)
+    lower.set_title("recognized by the evaluator (%)")
+    lower.set_xlabel("epoch")
+    lower.set_ylim(0, None)
+    plain(lower)
     return figure
 
 

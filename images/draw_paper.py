@@ -10,38 +10,39 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from plots import BENCHMARKS, band, by_seed, plain, read_rows, show_image, where
-from style import CARD, INK, MUTED, PALETTE, diagram, label, main
+from style import CARD, INK, MUTED, PALETTE, diagram, label, main, title
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
 REWARDS = {  # name, meaning, and what the held-out evaluator measures
     "compressibility": ("jpeg_compressibility", "minus kB as a JPEG", "animal", "correct animal, %"),
     "incompressibility": ("jpeg_incompressibility", "kB as a JPEG", "animal", "correct animal, %"),
-    "alignment": ("animal_alignment", "mean reward", "all", "animal, artist, background, %"),
+    "alignment": ("animal_alignment", "mean reward", "all", "animal, artist,\nbackground, %"),
     "preference": ("learned reward", "mean reward", "utility", "annotator's utility"),
 }
 METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": BROWN}
 LINES = {"best-of-8": ("best-of-8", GREEN, "--"), "turned": ("best without training", PURPLE, ":")}
+SHOWN = 6  # of the eight test images
 
 
 def curves() -> Figure:
     """Draw reward and evaluator over reward evaluations: the seeds' mean, and their range."""
     rows = read_rows("zoo/paper.csv")
-    figure = Figure(figsize=(11, 5.5), facecolor=CARD, layout="constrained")
-    grid = figure.subplots(2, len(REWARDS), sharex=True)
-    for upper, lower, (reward, names) in zip(*grid, REWARDS.items(), strict=True):
-        title, meaning, column, measured = names
+    figure = Figure(figsize=(6, 10.5), facecolor=CARD, layout="constrained")
+    grid = figure.subplots(len(REWARDS), 2, sharex=True)
+    for (left, right), (reward, names) in zip(grid, REWARDS.items(), strict=True):
+        name, meaning, column, measured = names
         own = where(rows, reward=reward)
-        for axes, name, scale in ((upper, "score", 1), (lower, column, 1 if column == "utility" else 100)):
-            draw(axes, own, name, scale)
-            plain(axes, labelsize=8, colors=INK)
-        upper.set_title(title, fontsize=11, color=INK)
-        upper.set_ylabel(meaning, fontsize=9, color=INK)
-        lower.set_ylabel(measured, fontsize=9, color=INK)
-        lower.set_xlabel("reward evaluations", fontsize=9, color=INK)
+        for axes, source, scale in ((left, "score", 1), (right, column, 1 if column == "utility" else 100)):
+            draw(axes, own, source, scale)
+            plain(axes, colors=INK)
+        left.set_title(f"{name}\n{meaning}", color=INK, loc="left")
+        right.set_title(measured, color=INK, loc="left")
         if column != "utility":
-            lower.set_ylim(0, 103)
+            right.set_ylim(0, 103)
+    for axes in grid[-1]:
+        axes.set_xlabel("reward evaluations", color=INK)
     lines, names = grid[0, 0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
+    figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -59,16 +60,19 @@ def draw(axes: Axes, rows: list[dict[str, str]], column: str, scale: float) -> N
 def images() -> Figure:
     """Draw the first seed's test images before training and after each method, from the same noise."""
     ways = ("before", *METHODS)
-    width, height, gap, left = 8.0, 1.0, 0.15, 2.1
-    figure, axes = diagram(left + width + 0.1, len(REWARDS) * (len(ways) * height + gap))
-    bottom = gap / 2
+    left, size, head = 1.6, 0.72, 0.34
+    figure, axes = diagram(6, len(REWARDS) * (len(ways) * size + head) + 0.05)
+    bottom = 0.05
     for reward, way in reversed(list(itertools.product(REWARDS, ways))):
         shown = np.asarray(Image.open(BENCHMARKS / f"zoo/paper/{reward}_{way}.png"))
-        show_image(axes, left, bottom, width, shown, height=0.97)
-        title, *_ = REWARDS[reward]
-        name, ink = (f"{title}\n\nbefore", MUTED) if way == "before" else (f"after {way}", INK)
-        label(axes, left - 0.12, bottom + height / 2, name, size=9.5, align="right", ink=ink)
-        bottom += height + (gap if way == "before" else 0)
+        side = shown.shape[0]
+        show_image(axes, left, bottom, SHOWN * size, shown[:, : SHOWN * side], height=0.7)
+        name, ink = ("before", MUTED) if way == "before" else (f"after {way}", INK)
+        label(axes, left - 0.1, bottom + size / 2, name, align="right", ink=ink)
+        bottom += size
+        if way == "before":
+            title(axes, 0.1, bottom + head / 2 - 0.02, REWARDS[reward][0])
+            bottom += head
     return figure
 
 

@@ -11,7 +11,7 @@ def time_to_result() -> Figure:
     """Draw a line for every seed; it ends where 15 points are gained, or at the limit."""
     rows = read_rows("speed/time_to_result.csv")
     about = json.loads((BENCHMARKS / "speed/time_to_result.json").read_text(encoding="utf-8"))
-    figure, (axes,) = panels(1, (9, 4))
+    figure, (axes,) = panels(1, (6, 5.9))
     for variant, color in zip(sorted({row["variant"] for row in rows}), PALETTE, strict=False):
         runs = of_seeds(where(rows, variant=variant), "seconds", "both")
         for number, run in enumerate(runs):
@@ -22,17 +22,17 @@ def time_to_result() -> Figure:
     for height, text in ((0.0, "before RL"), (about["gain"], f"+{100 * about['gain']:.0f} points")):
         axes.axhline(height, color=INK, linestyle=":", linewidth=1.2)
         place = axes.get_yaxis_transform()  # x in widths of the panel
-        axes.text(1.01, height, text, transform=place, va="center", fontsize=9, color=MUTED)
+        axes.text(1.01, height, text, transform=place, va="center", color=MUTED)
     axes.set_xscale("log")
     axes.set_xticks([3, 10, 30, 100, 300], ["3", "10", "30", "100", "300"])
     axes.minorticks_off()
-    axes.set_xlabel("seconds of training, without evaluation", fontsize=9, color=INK)
-    axes.set_ylabel("gain in correct images", fontsize=9, color=INK)
+    axes.set_xlabel("seconds of training, without evaluation", color=INK)
+    axes.set_ylabel("gain in correct images", color=INK)
     axes.set_facecolor(axes.figure.get_facecolor())
-    axes.tick_params(labelsize=8.5, colors=INK)
-    figure.legend(fontsize=8.5, frameon=False, ncols=3, loc="outside lower center")
-    title = f"Images with correct digit and colors; a line ends at +15 points or the limit; {len(runs)} seeds"
-    axes.set_title(title, fontsize=10.5, color=INK)
+    axes.tick_params(colors=INK)
+    figure.legend(frameon=False, loc="outside lower center")
+    title = "Images with correct digit and colors;\na line ends at +15 points or the limit; "
+    axes.set_title(f"{title}{len(runs)} seeds", color=INK, loc="left")
     return figure
 
 

@@ -40,15 +40,23 @@ def plain(*panels: Axes, **ticks: Any) -> None:
         axes.tick_params(**ticks)
 
 
-def panels(count: int, size: tuple[float, float], **grid: Any) -> tuple[Figure, list[Axes]]:
-    """Make a card of a size in inches, with plots side by side."""
+def panels(
+    count: int, size: tuple[float, float], stacked: bool = False, **grid: Any
+) -> tuple[Figure, list[Axes]]:
+    """Make a card of a size in inches, with plots side by side or stacked."""
     figure = Figure(figsize=size, facecolor=CARD, layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False, **grid)[0])
+    shape = (count, 1) if stacked else (1, count)
+    return figure, list(figure.subplots(*shape, squeeze=False, **grid).flat)
 
 
 def minus(text: str) -> str:
     """Return a number with a true minus."""
     return text.replace("-", "−")
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """Return a number with its sign and a true minus; what rounds to zero is 0."""
+    return minus(f"{value:+.{digits}f}") if round(value, digits) else "0"
 
 
 def where(rows: Iterable[Row], **values: str) -> list[Row]:

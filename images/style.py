@@ -19,7 +19,11 @@ INK = "#22262e"  # lines and text
 MUTED = "#5c6370"  # what explains
 PALETTE = ("#3568b0", "#c04f12", "#2e7d4f", "#8a3f96", "#86660f", "#b03050")  # dark enough for white text
 
+TEXT = 13  # points: what is 6 inches wide and shown 400 pixels wide then has 9 points
+
 mpl.rcParams.update({"svg.hashsalt": "ddpo-lessons", "svg.fonttype": "path", "font.family": "DejaVu Sans"})
+mpl.rcParams.update({"font.size": TEXT, "axes.titlesize": TEXT, "axes.labelsize": TEXT})
+mpl.rcParams.update({"figure.constrained_layout.h_pad": 0.08, "figure.constrained_layout.w_pad": 0.08})
 
 
 def diagram(width: float, height: float) -> tuple[Figure, Axes]:
@@ -46,17 +50,17 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, text: str =
 
 def label(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
     """Write a text around (x, y); style: `ink`, `size`, `weight`, `align` (left, center, right)."""
-    look = {"fontsize": style.get("size", 10), "fontweight": style.get("weight", "normal")}
+    look = {"fontsize": style.get("size", TEXT), "fontweight": style.get("weight", "normal")}
     look |= {"color": style.get("ink", INK), "ha": style.get("align", "center")}
     axes.text(x, y, text, va="center", **look)
 
 
-def title(axes: Axes, x: float, y: float, text: str, size: float = 12, **style: Any) -> None:
+def title(axes: Axes, x: float, y: float, text: str, size: float = TEXT, **style: Any) -> None:
     """Write a bold text that begins at (x, y)."""
     label(axes, x, y, text, size=size, weight="bold", align="left", **style)
 
 
-def note(axes: Axes, x: float, y: float, text: str, size: float = 9, align: str = "left") -> None:
+def note(axes: Axes, x: float, y: float, text: str, size: float = TEXT, align: str = "left") -> None:
     """Write what explains, in gray; it begins at (x, y)."""
     label(axes, x, y, text, ink=MUTED, size=size, align=align)
 
