@@ -129,7 +129,7 @@ def seeds() -> Figure:
                 marker, height = ("o", end) if end is not None else ("x", 0.03)
                 axes.plot(x, height, marker, color=COLORS[name], markersize=7)
     axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
-    axes.set(ylim=(0, 1), xlim=(-0.5, len(rates) - 0.1), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
+    axes.set(ylim=(0, 1), xlim=(-0.5, len(rates) + 0.1), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
     axes.set_xticks(
         range(len(rates)), [f"learning\nrate {float(rate):.0e}".replace("e-0", "e-") for rate in rates]
     )
@@ -138,7 +138,7 @@ def seeds() -> Figure:
     for (name, color), height in zip(COLORS.items(), (0.92, 0.82), strict=True):
         axes.text(-0.45, height, name, color=color, weight="bold")
     axes.text(
-        len(rates) - 0.11,
+        len(rates) + 0.09,
         0.035,
         "×: not reached",
         color=MUTED,
