@@ -52,7 +52,7 @@ def jpeg(images: torch.Tensor, severity: int, generator: torch.Generator) -> tor
 
 
 def fade(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Reduce the contrast towards the background by 55% to 90%."""
+    """Reduce the contrast toward the background by 55% to 90%."""
     amount = _amount(severity, (0.55, 0.65, 0.74, 0.82, 0.90))
     background = measure_background(images)[:, :, None, None]
     return images * (1 - amount) + background * amount

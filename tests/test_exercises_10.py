@@ -61,7 +61,7 @@ RIGHT = [
 PULL = "(advantages * (targets - old))"
 S = "levels[:, None, None, None]"
 WRONG = [
-    (1, f"old - {PULL}.mean() / zeta", "towards its target"),
+    (1, f"old - {PULL}.mean() / zeta", "toward its target"),
     (1, f"old + {PULL}.sum() / zeta", "not their sum"),
     (1, f"old + {PULL}.mean() * zeta", "keeps v near"),
     (1, "old + ((advantages + 1) / 2 * (targets - old)).mean() / zeta", "not q"),

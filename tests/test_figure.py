@@ -130,17 +130,31 @@ def test_missing_and_infinite_numbers_leave_gaps_and_no_panel_is_empty(tmp_path)
     drawn.savefig(tmp_path / "gaps.png")
 
 
-def test_panels_of_zeros_give_the_reason_if_an_epoch_has_one_optimizer_step(tmp_path):
-    step = {"loss": 0.0, "max_ratio_error": 0.0, "clip_fraction": 0.0, "kl_reference": 0.0}
+def test_zeros_share_a_panel_with_the_reason_if_an_epoch_has_one_optimizer_step(tmp_path):
+    step = {"loss": 0.0, "max_ratio_error": 0.0, "clip_fraction": 0.0, "approx_kl": 0.0, "kl_reference": 0.0}
 
-    def reasons(*steps: dict[str, Any]) -> list[list[str]]:
+    def panels(*steps: dict[str, Any]) -> dict[str, list[str]]:
         drawn = plot_run(write_records(tmp_path, epoch=EPOCHS[:1], step=steps))
-        return [[text.get_text() for text in axis.texts] for axis in drawn.axes[2:]]
+        return {axis.get_title(): [text.get_text() for text in axis.texts] for axis in drawn.axes[2:]}
 
-    reason = "0, because an epoch has\none optimizer step"
-    assert reasons({"epoch": 1, **step}) == [[reason], [reason], []]
-    assert reasons({"epoch": 1, **step, "clip_fraction": 0.5}) == [[reason], [], []]
-    assert reasons({"epoch": 1, **step}, {"epoch": 1, **step}) == [[], [], []]
+    reason = ["0, because an epoch has\none optimizer step"]
+    ratio, clip, kl, reference = figure.TITLES.values()
+    assert panels({"epoch": 1, **step}) == {"|ratio − 1|, clip fraction, approx. KL": reason, reference: []}
+    assert panels({"epoch": 1, **step, "clip_fraction": 0.5}) == {
+        "|ratio − 1|, approx. KL": reason, clip: [], reference: [],
+    }  # fmt: skip
+    others = {"clip_fraction": 0.5, "approx_kl": 0.5}
+    assert panels({"epoch": 1, **step, **others}) == {ratio: reason, clip: [], kl: [], reference: []}
+    two = [{"epoch": 1, **step}] * 2
+    assert panels(*two) == {ratio: [], clip: [], kl: [], reference: []}
+
+
+def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):
+    run = write_records(tmp_path / "run", epoch=EPOCHS, step=STEPS)
+    figure.write(tmp_path / "a.png", run)
+    plot_run(run).savefig(tmp_path / "b.png")
+    ours, theirs = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB")) for name in "ab")
+    np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("epochs", [0, 1])

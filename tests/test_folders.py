@@ -412,7 +412,7 @@ def test_an_augmented_draw_is_flipped_and_jittered(halves):
     )
     before = torch.tensor([100, 150, 200]) / 255
     assert (colors - before).mean(dim=0).abs().max() < 0.02  # no side is preferred
-    # Contrast moves a color away from the image's mean gray, 71, or towards it: at most by a tenth of 129,
+    # Contrast moves a color away from the image's mean gray, 71, or toward it: at most by a tenth of 129,
     # brightness by a tenth of 200, saturation by a tenth of 200 - 143.
     assert 0.05 < (colors.amax(dim=1) - before.max()).abs().max() < (12.9 * 1.1 + 20 + 5.7 * 1.2) / 255 + 0.01
     hues = torch.tensor([hue_of(color) for color in colors]) - hue_of(before)

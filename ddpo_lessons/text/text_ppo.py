@@ -84,7 +84,7 @@ def kl_estimate(
 
 
 def adapt_kl_coef(kl_coef: float, kl: float, target: float, gain: float = 0.1) -> float:
-    """Return the next KL coefficient, which moves the KL of a text towards a target.
+    """Return the next KL coefficient, which moves the KL of a text toward a target.
 
     ``kl_coef * (1 + gain * clip(kl / target - 1, -0.2, 0.2))``: at most 2% more or less with a gain of 0.1.
     Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2, where the gain is K_β. `kl` and `target` are
@@ -124,7 +124,7 @@ def clipped_value_loss(
 
     ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``
 
-    Source: TRL's ``vf_loss``. The value is pulled towards the return until it has moved by c, the clip range,
+    Source: TRL's ``vf_loss``. The value is pulled toward the return until it has moved by c, the clip range,
     from the old value, that of sampling; a move away from the return is always punished. All of one shape.
     """
     clipped = values.clamp(old_values - clip_range, old_values + clip_range)

@@ -62,7 +62,7 @@ class TextPPOConfig:
     kl_estimator: KLEstimator = "kl"
     """How the KL of a token is estimated, see `kl_estimate`."""
     kl_target: float | None = None
-    """If set, the KL of a text, in nats, that `kl_coef` is adapted towards, see `adapt_kl_coef`."""
+    """If set, the KL of a text, in nats, that `kl_coef` is adapted toward, see `adapt_kl_coef`."""
     kl_horizon: int = 640
     """The gain of this adaptation is batch_size / kl_horizon: 0.1 for 64 texts per iteration."""
     gamma: float = 1.0

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from PIL import Image
+
 from ddpo_lessons.training import grids
 from ddpo_lessons.training.grids import DPI
 from ddpo_lessons.training.runlog import METRICS, read_metrics
@@ -33,6 +36,8 @@ TITLES = {  # of the panels below those of the reward and its terms
     "approx_kl": "KL to the policy that sampled",
     "kl_reference": "KL to the policy before training",
 }
+# In the title of the one panel of those that are 0 because an epoch has one optimizer step.
+ZEROS = {RATIO: "|ratio − 1|", "clip_fraction": "clip fraction", "approx_kl": "approx. KL"}
 DASHED = {REWARD: "validation_reward", RATIO: "first_replay_max_ratio_error"}  # in the same panel
 STEPS = "optimizer_steps"  # of an epoch
 BANDS = (("reward_q25", "reward_q75"), ("reward_q05", "reward_q95"))
@@ -60,7 +65,9 @@ def plot_run(*folders: str | Path) -> Figure:
     sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
     terms = dict.fromkeys(key for run in runs for key in run if key.startswith("reward/"))
     with style.context(STYLE):
-        figure, axes = _lay_out([key for key in (*terms, *TITLES) if _has(runs, key)], sheets, len(runs))
+        keys = [key for key in (*terms, *TITLES) if _has(runs, key)]
+        zeros = [key for key in keys if key in ZEROS and _is_always_zero(runs, key)]
+        figure, axes = _lay_out([key for key in keys if key not in zeros[1:]], sheets, len(runs))
         colors = _colors(len(runs))
         bands = BANDS[: max(0, 3 - len(runs))]  # those of many runs would hide each other
         last = max((epoch for run in runs for column in run.values() for epoch in column), default=1)
@@ -70,7 +77,8 @@ def plot_run(*folders: str | Path) -> Figure:
             axis.set_xlim(min(axis.dataLim.x0, 1) - 0.5, last + 0.5)
             if key in TITLES:
                 axis.set_ylim(bottom=0)
-                _explain_zeros(axis, runs, key)
+            if key in zeros:
+                _explain_zeros(axis, zeros)
             letters = max((len(_short(tick)) for tick in axis.get_yticks()), default=0)
             if letters > LETTERS:
                 axis.tick_params("y", labelsize=SIZES["ytick.labelsize"] * LETTERS / letters)
@@ -81,16 +89,25 @@ def plot_run(*folders: str | Path) -> Figure:
 
 
 def _png(figure: Figure) -> bytes:
-    image = io.BytesIO()
-    figure.savefig(image, format="png", facecolor="auto")
-    return image.getvalue()
+    """Return the figure as a PNG, drawn once; `savefig` draws everything twice, to find what sticks out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas, png = FigureCanvasAgg(figure), io.BytesIO()
+    canvas.draw()
+    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    drawn.save(png, "png", dpi=(figure.dpi, figure.dpi), compress_level=3)
+    return png.getvalue()
 
 
 def write(path: Path, *folders: str | Path) -> None:
     """Write the figure of runs to a file, whose ending sets the format; replace an older file at once."""
     aside = path.with_name(f".{path.name}.part")
     try:
-        plot_run(*folders).savefig(aside, format=path.suffix[1:] or "png", facecolor="auto")
+        figure, kind = plot_run(*folders), path.suffix[1:].lower() or "png"
+        if kind == "png":
+            aside.write_bytes(_png(figure))
+        else:
+            figure.savefig(aside, format=kind, facecolor="auto")
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -147,8 +164,7 @@ def _lay_out(keys: Sequence[str], sheets: Sequence[grids.Sheet], lines: int) -> 
     for sheet in sheets:
         axis = add(LEFT, top, sheet.image.width, sheet.image.height)
         axis.imshow(sheet.image, aspect="auto", interpolation="nearest")
-        axis.set(xticks=[], yticks=[], facecolor="none")
-        axis.spines[:].set_visible(False)
+        axis.set_axis_off()
         axis.set_title(sheet.title, loc="left", y=1 + MARGIN / sheet.image.height)
         for x, y, line in sheet.lines:
             axis.text(x, y, line, ha="center", va="baseline", font=grids.font(), parse_math=False)
@@ -189,16 +205,21 @@ def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[
             axis.fill_between(list(run[key]), bottom, top, color=color, alpha=0.15, lw=0, label=low)
 
 
-def _explain_zeros(axis: Axes, runs: Sequence[Columns], key: str) -> None:
-    """Write the reason into a panel that is 0 because the epochs have one optimizer step each."""
-    values = [value for run in runs for value in run.get(key, {}).values()]
+def _is_always_zero(runs: Sequence[Columns], key: str) -> bool:
+    """Tell whether a measure is 0 because the epochs have one optimizer step each."""
     steps = {count for run in runs for count in run[STEPS].values()}
-    if key != "kl_reference" and not any(values) and steps == {1}:
-        axis.set(yscale="linear", ylim=(0, 1), yticks=[0])
-        axis.text(
-            0.5, 0.5, "0, because an epoch has\none optimizer step", ha="center", va="center",
-            transform=axis.transAxes,
-        )  # fmt: skip
+    return steps == {1} and not any(value for run in runs for value in run.get(key, {}).values())
+
+
+def _explain_zeros(axis: Axes, zeros: Sequence[str]) -> None:
+    """Write the reason into the panel of the measures that are always 0."""
+    axis.set(yscale="linear", ylim=(0, 1), yticks=[0])
+    if len(zeros) > 1:
+        axis.set_title(", ".join(ZEROS[key] for key in zeros))
+    axis.text(
+        0.5, 0.5, "0, because an epoch has\none optimizer step", ha="center", va="center",
+        transform=axis.transAxes,
+    )  # fmt: skip
 
 
 def _reward_title(runs: Sequence[Columns], bands: int) -> str:
