@@ -214,7 +214,7 @@ def six() -> Figure:
     before = -float(where(rows, method="six steps", epoch="0")[0]["reward"])
     axes.plot(sizes, [0, 1], "o-", color=BLUE, linewidth=1, alpha=0.7, markersize=7)
     axes.axvline(before, color=PURPLE, linestyle="--", linewidth=1.5)
-    axes.text(before, 1.45, f"before training: {before:.2f}", color=PURPLE, ha="right", fontsize=13.5)
+    axes.text(before, 1.45, f"before training: {before:.2f}", color=PURPLE, ha="right", fontsize=11.5)
     axes.set_yticks([0, 1], ways.values())
     axes.set(ylim=(1.6, -0.4))
     axes.set_xlabel("kB after 384 reward evaluations, each seed", **TEXT)

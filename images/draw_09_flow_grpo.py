@@ -149,9 +149,9 @@ def curves() -> Figure:
     obeyed.set_ylim(40, 103)
     for axis, x, y, text, color in (
         (reward, 20, -0.84, "sheared by a program", RED), (reward, 20, -1.86, "best-of-8", PURPLE),
-        (reward, 430, -2.86, "guidance 4", GREEN), (reward, 560, -2.55, "Flow-GRPO", ORANGE),
+        (reward, 700, -2.86, "guidance 4", GREEN), (reward, 560, -2.65, "Flow-GRPO", ORANGE),
         (obeyed, 20, 83, "sheared", RED), (obeyed, 540, 92, "best-of-8, guidance 4", PURPLE),
-        (obeyed, 300, 66, "Flow-GRPO", ORANGE),
+        (obeyed, 150, 70, "Flow-GRPO", ORANGE),
     ):  # fmt: skip
         axis.text(x, y, text, color=color)
     return figure
