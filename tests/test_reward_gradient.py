@@ -1,11 +1,15 @@
 """Lesson 11's experiment: its measures, against numbers worked out by hand, and its questions."""
 
+from statistics import mean
+
 import pytest
 import torch
 
+from benchmarks.common import read_rows, where
 from benchmarks.results import reward_gradient
 from ddpo_lessons.worlds import digits
 from ddpo_lessons.worlds.judges import nearest
+from tests.helpers import cells_of
 
 
 def test_frechet_distance_of_unrelated_numbers_is_that_of_their_means_and_spreads():
@@ -50,3 +54,72 @@ def test_highest_reward_of_the_search_decides_whose_learning_rate_it_is(tmp_path
         0.003,
         0.01,
     ]
+
+
+GRADIENTS = ("DRaFT-3", "DRaFT-10", "ReFL")
+POINTS = {row["point"]: row for row in read_rows(reward_gradient.POINTS)}
+LEVEL = mean(float(POINTS[f"handwriting {n}"]["reward"]) for n in range(reward_gradient.HANDWRITTEN))
+
+
+def lesson() -> str:
+    return "\n".join(source for kind, source in cells_of("11_through_the_reward") if kind == "markdown")
+
+
+def runs(path, *methods: str, learning_rate: str = "0.003") -> list[list[dict[str, float]]]:
+    """Return the evaluations of each run, a list per run; all of them begin untrained."""
+    found = dict[tuple[str, str], list[dict[str, float]]]()
+    for row in where(read_rows(path), learning_rate=learning_rate):
+        if row["method"] in methods:
+            start = {name: float(POINTS["untrained"][name]) for name in reward_gradient.MEASURES}
+            numbers = {name: float(row[name]) for name in reward_gradient.MEASURES}
+            found.setdefault((row["method"], row["seed"]), [start]).append(numbers)
+    return [*found.values()]
+
+
+def columns(run: list[dict[str, float]], *names: str) -> list[list[float]]:
+    return [[row[name] for row in run] for name in names]
+
+
+def span(values: list[float], form: str) -> str:
+    low, high = (f"{value:{form}}".replace("-", "−") for value in (min(values), max(values)))
+    return f"{low} to {high}"
+
+
+def test_distance_turns_where_lesson_11_says():
+    """It falls and then rises in every run; the reward passes that of handwriting near the turn."""
+    before = same = 0
+    trained = runs(reward_gradient.RESULT, *GRADIENTS)
+    assert len(trained) == 15
+    for run in trained:
+        rewards, distances, seconds = columns(run, "reward", "frechet", "second_frechet")
+        turn, passed = distances.index(min(distances)), [reward >= LEVEL for reward in rewards].index(True)
+        assert distances[: turn + 1] == sorted(distances[: turn + 1], reverse=True)
+        assert distances[turn:] == sorted(distances[turn:])
+        assert turn in (passed - 1, passed)
+        assert turn - seconds.index(min(seconds)) in (0, 1)
+        before, same = before + (turn < passed), same + (seconds[turn] == min(seconds))
+    assert (before, same) == (12, 11)
+    text = lesson()
+    assert "In twelve of these runs the distance is smallest at the last evaluation before" in text
+    assert "turns at the same measurement in eleven runs, and one measurement earlier in four" in text
+
+
+def test_table_of_lesson_11_and_its_end_of_training():
+    text, trained = lesson(), runs(reward_gradient.RESULT, *GRADIENTS)
+    forms = {"reward": ".2f", "diversity": ".3f", "frechet": ".2f", "second_frechet": ".2f"}
+    best = [min(run, key=lambda row: row["frechet"]) for run in trained]
+    second = [min(row["second_frechet"] for row in run) for run in trained]
+    spans = [span([row[name] for row in best], form) for name, form in forms.items()][:3]
+    assert f"| fifteen trained runs, each at its best | {' | '.join(spans)} | {span(second, '.2f')} |" in text
+    nearer = [
+        min(row["frechet"] for row in run) < float(POINTS["guidance 1.5"]["frechet"]) for run in trained
+    ]
+    others = [distance < float(POINTS["guidance 1.5"]["second_frechet"]) for distance in second]
+    assert (sum(nearer), sum(others)) == (1, 2)
+    ends = [run[-1] for run in runs(reward_gradient.RESULT, "DRaFT-10")]
+    spans = [span([row[name] for row in ends], form) for name, form in forms.items()]
+    assert f"| DRaFT-10 in the end, five seeds | {' | '.join(spans)} |" in text
+    ends = [run[-1] for run in trained]
+    assert all(row["reward"] > LEVEL and row["judge"] == 1 for row in ends)
+    assert sorted(round(150 * row["second_judge"]) for row in ends) == [149] + [150] * 14
+    assert span([row["diversity"] for row in ends], ".2f") == "0.06 to 0.11"

@@ -2,10 +2,14 @@
 
 tiny-sd3 generates the digits in colors that its pre-training left out, and the reward is `prompt_alignment`.
 DRaFT-K through the last 3 or all 10 steps, ReFL, and Flow-GRPO, which uses only the reward's value, train on
-512 scored images each, with three seeds. reward_gradient.csv has a row per evaluation, after so many reward
+512 scored images each, with five seeds. reward_gradient.csv has a row per evaluation, after so many reward
 evaluations (`queries`): 150 images, three of each prompt, always from the same noise. Diversity is the mean
 of `apart` over images of one prompt. The Fréchet distances, in the features of either evaluator's last
 layer, are to handwriting of the training split in the same colors. No training uses them.
+
+reward_gradient_rates.csv has the same for the other learning rates, without Flow-GRPO.
+reward_gradient_noises.csv has policies that are evaluated from other noise: DRaFT-3 after 256 reward
+evaluations, and the untrained policy with guidance.
 
 reward_gradient_points.csv has what needs no training, on the same prompts: handwriting of the test split
 (three samples), guidance, four steps, and best-of-n by the reward. Learning rates come from
@@ -16,6 +20,7 @@ skipped. Fifteen CPU minutes on one thread.
 
 import functools
 import itertools
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +37,15 @@ from ddpo_lessons.worlds import digits, load_tiny_sd3
 from ddpo_lessons.worlds.digits import score_prompts
 
 RESULT = Path(__file__).with_suffix(".csv")
-SEARCH, POINTS = (
-    RESULT.with_name("reward_gradient_search.csv"),
-    RESULT.with_name("reward_gradient_points.csv"),
+SEARCH, POINTS, OTHER_RATES, OTHER_NOISES = (
+    RESULT.with_name(f"reward_gradient_{name}.csv") for name in ("search", "points", "rates", "noises")
 )
 IMAGES = RESULT.with_suffix("")  # a folder
 MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet", "second_frechet")
-SEEDS, SEARCH_SEED, RATES, BATCH = (0, 1, 2), 100, (1e-3, 3e-3, 1e-2), 64
+SEEDS, SEARCH_SEED, RATES, BATCH = (0, 1, 2, 3, 4), 100, (1e-3, 3e-3, 1e-2), 64
 READINGS, SEARCHED = (64, 128, 256, 512), 256  # reward evaluations
 NOISES, STEPS, GUIDANCE, BEST_OF = 3, 10, (1.5, 2.0, 4.0), (2, 3, 4)
+HANDWRITTEN, CANDIDATES = 3, range(10, 15)  # draws of handwriting, and of other noise
 COLUMNS = ("method", "learning_rate", "seed", "queries", *MEASURES)
 SETTINGS: Row = {
     "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": BATCH,
@@ -152,24 +157,40 @@ def keep(name: str, rows: list[torch.Tensor]) -> None:
     common.save_grid(torch.cat([images[shown] for images in rows]), 20, IMAGES / f"{name}.png")
 
 
-def train(run: Row) -> list[Row]:
-    searched = run["seed"] == SEARCH_SEED
-    evaluation = make_evaluation("validation" if searched else "test")
+def trainer_of(run: Row) -> AbstractContextManager[Any]:
     name, changes, _ = METHODS[run["method"]]
     own: Row = {"train_learning_rate": run["learning_rate"], "seed": run["seed"]}
     task = (prompt_alignment(), digit_world_prompts(run["seed"], "left_out"), load_tiny_sd3())
+    return common.trainer_of(task, SETTINGS, changes, own, algorithm=make_algorithm(name))
+
+
+def train(run: Row) -> list[Row]:
+    searched = run["seed"] == SEARCH_SEED
+    evaluation = make_evaluation("validation" if searched else "test")
     seen = list[torch.Tensor]()
 
     def measure() -> Row:
         seen.append(evaluation.images(trainer.pipeline))
         return evaluation.measure(seen[-1])
 
-    with common.trainer_of(task, SETTINGS, changes, own, algorithm=make_algorithm(name)) as trainer:
+    with trainer_of(run) as trainer:
         at = (SEARCHED,) if searched else READINGS
         rows = common.readings(trainer, [queries // BATCH for queries in at], measure)
-    if run["seed"] == SEEDS[0]:
+    if run["seed"] == SEEDS[0] and run["learning_rate"] == chosen(run["method"]):
         keep(run["method"], seen)
     return [{"queries": BATCH * row.pop("epoch"), **row} for row in rows]
+
+
+def other_noises(run: Row) -> list[Row]:
+    """Train, and evaluate the same policy from other draws of noise."""
+    evaluation = make_evaluation("test")
+    with trainer_of(run) as trainer:
+        for epoch in range(run["queries"] // BATCH):
+            trainer.step(epoch)
+        drawn = {
+            n: evaluation.images(trainer.pipeline, guidance=run["guidance"], candidate=n) for n in CANDIDATES
+        }
+    return [{"candidate": n, **evaluation.measure(images)} for n, images in drawn.items()]
 
 
 def chosen(method: str) -> float:
@@ -187,7 +208,7 @@ def points() -> list[Row]:
     found |= {f"guidance {scale:g}": evaluation.images(pipeline, guidance=scale) for scale in GUIDANCE}
     found |= {f"best-of-{n}": candidates[scores[:n].argmax(0), numbers] for n in BEST_OF}
     found["four steps"] = evaluation.images(pipeline, steps=4)
-    found |= {f"handwriting {n}": handwritten(evaluation.asked, "test", n) for n in SEEDS}
+    found |= {f"handwriting {n}": handwritten(evaluation.asked, "test", n) for n in range(HANDWRITTEN)}
     keep("points", list(found.values()))
     return [{"point": name, **evaluation.measure(images)} for name, images in found.items()]
 
@@ -199,4 +220,13 @@ if __name__ == "__main__":
     runs = common.product(seed=SEEDS, method=METHODS)
     runs = [{**run, "learning_rate": chosen(run["method"])} for run in runs]
     common.run_all(train, runs, COLUMNS, RESULT, processes)
+    gradients = [method for method in METHODS if method != "Flow-GRPO"]
+    others = [rate for rate in RATES if rate != chosen("DRaFT-3")]
+    runs = common.product(seed=SEEDS, learning_rate=others, method=gradients)
+    common.run_all(train, runs, COLUMNS, OTHER_RATES, processes)
+    policy: Row = {"method": "DRaFT-3", "learning_rate": chosen("DRaFT-3")}
+    runs = [{**policy, "seed": seed, "queries": 256, "guidance": 1.0} for seed in SEEDS]
+    runs += [{**policy, "seed": SEEDS[0], "queries": 0, "guidance": GUIDANCE[0]}]
+    columns = (*runs[0], "candidate", *MEASURES)
+    common.run_all(other_noises, runs, columns, OTHER_NOISES, processes)
     common.write_once(POINTS, points)
