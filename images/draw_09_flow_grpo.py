@@ -132,7 +132,7 @@ def titled(*titles: str, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def curves() -> Figure:
-    """Draw reward and obedience over training, three seeds, beside baselines without training."""
+    """Draw reward and obedience over training, five seeds, beside baselines without training."""
     figure, axes = titled("reward", "obeyed (%)", height=6.6)
     rows = where(read_rows("results/flow.csv"), method="flow")
     settings = {row["setting"]: row for row in read_rows("results/flow_untrained.csv")}
