@@ -1,4 +1,4 @@
-"""What lessons 02, 03 and 10 quote of measurements is what the committed files hold."""
+"""What lessons 02, 03, 09 and 10 quote of measurements is what the committed files hold."""
 
 import csv
 import json
@@ -82,6 +82,54 @@ def test_log_probs_of_lesson_03():
     assert {f"{float(row['log_prob']):.2f}" for row in rows("log_probs.csv")} == {"-0.62"}
     lost = [1 - float(row["threes"]) / 0.7812 for row in ends["resampled"]]
     assert [share > 0.5 for share in sorted(lost)] == [False, False, True]
+
+
+def span(seeds: list[float], form: str) -> str:
+    return f"{min(seeds):{form}} to {max(seeds):{form}}".replace("-", "−")
+
+
+def test_training_and_baselines_of_lesson_09():
+    text, columns = prose("09_flow_grpo").replace("**", ""), {"reward": ".2f", "lean": ".2f", "obeyed": ".0%"}
+    settings = {
+        "untrained, 10 steps": "10 steps", "3 steps": "3 steps", "guidance 4": "guidance 4",
+        "best-of-8": "best-of-8", "the untrained images, sheared by a program": "sheared",
+    }  # fmt: skip
+    for name, setting in settings.items():
+        (row,) = rows("flow_untrained.csv", setting=setting)
+        assert f"| {name} | {' | '.join(cells([float(row[c])], f) for c, f in columns.items())} |" in text
+    ends = {
+        method: {
+            c: [float(row[c]) for row in rows("flow.csv", method=method, queries="1024")] for c in columns
+        }
+        for method in ("flow", "CPS")
+    }
+    found = ends["flow"]
+    assert {len(seeds) for method in ends.values() for seeds in method.values()} == {5}
+    means = " | ".join(cells([mean(found[c])], f) for c, f in columns.items())
+    assert f"| Flow-GRPO after 1,024 reward evaluations, mean | {means} |" in text
+    assert f"lowest and highest seed | {' | '.join(span(found[c], f) for c, f in columns.items())} |" in text
+    for rate in ("0.001", "0.01"):
+        (row,) = rows("flow_search.csv", method="flow", learning_rate=rate)
+        assert f" {cells([float(row['reward'])], '.2f')} with {float(row['obeyed']):.0%}" in text
+    reward, obeyed = ends["CPS"]["reward"], ends["CPS"]["obeyed"]
+    assert f"{cells([mean(reward)], '.2f')} ({span(reward, '.2f')}), and {mean(obeyed):.0%}" in text
+    assert f"of the images obeyed the prompt ({span(obeyed, '.0%')})" in text
+
+
+def test_timing_of_noise_in_lesson_09():
+    text, windows = prose("09_flow_grpo"), (("1", "3"), ("4", "6"), ("7", "9"), ("1", "9"))
+    names, leads = {"flow": "as in `flow`: 0.70 falling to 0.08", "same": "0.35 in each"}, {}
+    for noise, name in names.items():
+        draws = [rows("flow_timing.csv", noise=noise, first=first, last=last) for first, last in windows]
+        assert {len(each) for each in draws} == {5}
+        spreads = [[float(row["spread"]) for row in each] for each in draws]
+        assert f"| {name} | {' | '.join(span(each, '.3f') for each in spreads)} |" in text
+        assert span([float(row["obeyed"]) for row in draws[2]], ".0%") in text
+        leads[noise] = [first / second for first, second in zip(*spreads[:2], strict=True)]
+    assert f"spread the lean {span(leads['same'], '.1f')} times as much as the next three" in text
+    assert f"With the σ of `flow` this factor is {span(leads['flow'], '.1f')}." in text
+    pairs = zip(leads["same"], leads["flow"], strict=True)
+    assert all(same - 1 < (flow - 1) / 2 for same, flow in pairs)  # "most of the lead"
 
 
 def test_distances_of_lesson_10():

@@ -2,15 +2,18 @@
 
 The reward is `prompt_alignment`, less ten times the distance of `digits.lean` from 0.25. Each method is
 trained with three learning rates on one seed, and evaluated on validation prompts (flow_search.csv). The
-learning rate with the highest reward is then used for three seeds, which are evaluated on test prompts:
+learning rate with the highest reward is then used for five seeds, which are evaluated on test prompts:
 flow.csv has a row per evaluation. An evaluation samples 25 prompts from 8 noises each, by the ODE without
 guidance. `spread` is the standard deviation of pixels over the noises of a prompt, and `rough` the mean
 difference of neighboring pixels. flow_untrained.csv has what needs no training: other numbers of steps,
 guidance, best-of-8, and images that are sheared afterwards. flow_floor.csv has the mean |Δ log p| of 256
 rollouts that are replayed in another precision, with 1, 4, 16, … latents joined into one, and the means of
-its two terms. Finished runs are skipped.
+its two terms. flow_timing.csv has the standard deviation of the lean within groups of eight rollouts from a
+common first noise, for five draws of 24 prompts, if only some actions have noise (`first` to `last`): as much
+as `flow` gives them, or σ = 0.35 in each. Finished runs are skipped.
 """
 
+import itertools
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ OF_SD3 = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v
 OF_SD3 += ("net.0.proj", "net.2")
 STEPS, EPOCHS, SEARCH_EPOCHS, SEARCH_SEED, WANTED = 10, 16, 12, 100, 0.25
 PROMPTS, NOISES = 25, 8
+GROUPS, GROUP_SIZE, SAME_STD = 24, 8, 0.35  # of flow_timing.csv
 EARLY = (0, 4)  # the window
 # SDE and η of each method.
 METHODS: dict[str, tuple[Any, float]] = {"flow": ("flow", 0.7), "CPS": ("cps", 0.8)}
@@ -185,12 +189,40 @@ def floor() -> list[Row]:
     ]
 
 
+def timing() -> list[Row]:
+    """Return the spread of the lean within groups, with noise in three actions at a time and in all nine."""
+    family, judge, rows = family_of(load_tiny_sd3()), digits.Judge.load(), list[Row]()
+    schedule = family.schedule(STEPS, eta=0.7)
+    lengths = (schedule.sigmas[:-2] - schedule.sigmas[1:-1]).tolist()  # of the nine actions
+    torch.testing.assert_close(lengths, [lengths[0]] * 9)  # so "dance" has one σ = η √Δ
+    noises: dict[str, Row] = {
+        "flow": {"eta": 0.7, "sde": "flow"},
+        "same": {"eta": SAME_STD / lengths[0] ** 0.5, "sde": "dance"},
+    }
+    for seed in range(5):
+        draw, generator = digit_world_prompts(seed), torch.Generator().manual_seed(seed)
+        prompts = [prompt for prompt, _ in (draw() for _ in range(GROUPS)) for _ in range(GROUP_SIZE)]
+        start = torch.randn(GROUPS, 4, 8, 8, generator=generator).repeat_interleave(GROUP_SIZE, dim=0)
+        described = [digits.parse_prompt(prompt) for prompt in prompts]
+        for (name, noise), (first, end) in itertools.product(
+            noises.items(), ((0, 3), (3, 6), (6, 9), (0, 9))
+        ):
+            steps = schedule.with_noise(**noise, window=(first, end))
+            images = common.denoised(family, start, prompts, steps, draws=generator)
+            rows.append({
+                "noise": name, "first": first + 1, "last": end, "seed": seed,
+                "spread": digits.lean(images).view(GROUPS, GROUP_SIZE).std(dim=1).mean().item(),
+                "obeyed": score_prompts(judge, images, described)["all three"],
+            })  # fmt: skip
+    return rows
+
+
 if __name__ == "__main__":
     processes = common.parse(__doc__).processes
     tried = common.product(seed=(SEARCH_SEED,), learning_rate=(3e-3, 1e-2, 1e-3), method=METHODS)
     common.run_all(search, tried, COLUMNS, SEARCH, processes)
-    runs = common.product(seed=(0, 1, 2), method=METHODS)
+    runs = common.product(seed=range(5), method=METHODS)
     runs = [{**run, "learning_rate": chosen(run["method"])} for run in runs]
     common.run_all(compare, runs, COLUMNS, RESULT, processes)
-    for measure in (untrained, floor):
+    for measure in (untrained, floor, timing):
         common.write_once(RESULT.with_name(f"flow_{measure.__name__}.csv"), measure)
