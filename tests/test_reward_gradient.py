@@ -123,3 +123,20 @@ def test_table_of_lesson_11_and_its_end_of_training():
     assert all(row["reward"] > LEVEL and row["judge"] == 1 for row in ends)
     assert sorted(round(150 * row["second_judge"]) for row in ends) == [149] + [150] * 14
     assert span([row["diversity"] for row in ends], ".2f") == "0.06 to 0.11"
+
+
+def test_other_noise_of_lesson_11():
+    """Guidance and the five trained policies, on five draws."""
+    found = read_rows(reward_gradient.OTHER_NOISES)
+    guided = {row["candidate"]: float(row["frechet"]) for row in where(found, queries="0")}
+    trained = where(found, queries="256")
+    assert (len(guided), len(trained)) == (5, 25)
+    nearer = [
+        sum(float(row["frechet"]) < guided[row["candidate"]] for row in where(trained, candidate=n))
+        for n in guided
+    ]
+    assert sorted(nearer) == [0, 0, 0, 4, 4]
+    text = lesson()
+    assert f"guidance 1.5 has distances from {span([*guided.values()], '.1f')}, and" in text
+    spread = span([float(row["frechet"]) for row in trained], ".1f")
+    assert f"after 256 reward evaluations have distances from {spread}." in text
