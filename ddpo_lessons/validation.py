@@ -1,7 +1,9 @@
 """Evaluate a run on held-out images, which are generated from the same noise at several epochs."""
 
 import contextlib
+import json
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +15,15 @@ from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.models import family_of
 from ddpo_lessons.table import Lines
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.training.runlog import as_numbers, read_metrics, spread, with_captions
+from ddpo_lessons.training.runlog import as_numbers, read_metrics, spread, with_captions, write_file
 from ddpo_lessons.training.sampler import Sampler
 
 SHOWN = 16
+UNTRAINED = "untrained.json"  # in the run's folder, see `Validation.untrained`
+SETTINGS = (
+    "seed", "mixed_precision", "sample_num_steps", "sample_eta", "sample_guidance_scale", "sample_batch_size"
+)  # fmt: skip
+ROUNDING = 1e-3  # of rewards, when the same images are generated again
 
 
 def _nothing(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
@@ -124,14 +131,20 @@ class Validation:
         """Score the untrained policy at several noise strengths, also after training.
 
         Without strengths the run's own is used. Of `best_of` images from different noise, the one with the
-        highest reward is kept, and the evaluator scores it; the first image is that of validation. Raises
-        ValueError for strengths if the run does not start from images, and RuntimeError if the run trains
-        other weights than a new adapter and has begun. Every process must call it.
+        highest reward is kept, and the evaluator scores it; the first image is that of validation.
+
+        A run of one process keeps the results in untrained.json. After a restart they are read from there if
+        settings, prompts and input images are the same, and the first batch, which is generated again, gets
+        the same rewards and evaluations; otherwise all is measured anew.
+
+        Raises ValueError for strengths if the run does not start from images, and RuntimeError if the run
+        trains other weights than a new adapter and has begun. Every process must call it.
         """
         of_many = f", best-of-{best_of}" if best_of > 1 else ""
+        measure = self._best if self.trainer.accelerator.num_processes > 1 else self._kept
         with self._before_training():
             return Lines(
-                self._best(f"untrained{name}{of_many}", replace(self.sampler, start=start), best_of)
+                measure(f"untrained{name}{of_many}", replace(self.sampler, start=start), best_of)
                 for name, start in self._starts(strengths)
             )
 
@@ -150,9 +163,39 @@ class Validation:
             (f", strength {strength:g}", replace(start, noise_strength=strength)) for strength in strengths
         ]
 
+    def _kept(self, name: str, sampler: Sampler, best_of: int) -> Measured:
+        """Read a measurement from the run's folder if it still holds; otherwise measure, and keep it."""
+        path, settings = self.trainer.config.run_dir / UNTRAINED, self._settings(sampler)
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _, *scores = self._draw(sampler, self.contexts[: self.trainer.config.sample_batch_size])
+        first = torch.cat([each.cpu().float() for each in scores if each is not None])
+        found = kept.get(name, {"settings": None})
+        if found["settings"] == settings and len(found["first"]) == len(first):
+            then = torch.tensor(found["first"])
+            if torch.allclose(then, first, rtol=ROUNDING, atol=ROUNDING):
+                return Measured(name, *(each and torch.tensor(each) for each in found["measured"]))
+        measured = self._best(name, sampler, best_of)
+        both: list[list[float] | None] = [as_numbers(measured.rewards), None]
+        if measured.evaluations is not None:
+            both[1] = as_numbers(measured.evaluations)
+        kept[name] = {"settings": settings, "first": as_numbers(first), "measured": both}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, (json.dumps(kept) + "\n").encode())
+        return measured
+
+    def _settings(self, sampler: Sampler) -> dict[str, Any]:
+        """Return what decides the images beside the model, with a checksum of prompts and input images."""
+        checksum = 0
+        for context in self.contexts:
+            checksum = zlib.crc32(context.prompt.encode(), checksum)
+            if context.image is not None:
+                checksum = zlib.crc32(context.image.cpu().numpy().tobytes(), checksum)
+        config = {name: getattr(self.trainer.config, name) for name in SETTINGS}
+        return {**sampler.start.identity(), **config, "checksum": checksum}
+
     def _best(self, name: str, sampler: Sampler, best_of: int) -> Measured:
         """Measure the image with the highest reward of each context."""
-        tries = [self._draw(sampler, number)[1:] for number in range(best_of)]
+        tries = [self._draw(sampler, self.contexts, number)[1:] for number in range(best_of)]
         rewards = torch.stack([rewards for rewards, _ in tries])  # (best_of, N)
         best = rewards.argmax(dim=0, keepdim=True)  # (1, N)
         evaluations = [evaluations for _, evaluations in tries if evaluations is not None]
@@ -165,22 +208,22 @@ class Validation:
 
     def _measure(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         with self.trainer.learner.averaged_policy():
-            return self._draw(self.sampler)
+            return self._draw(self.sampler, self.contexts)
 
     def _draw(
-        self, sampler: Sampler, number: int = 0
+        self, sampler: Sampler, contexts: Sequence[Context], number: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Generate all contexts with noise number `number`; return images, rewards and evaluations (N,)."""
+        """Generate contexts with noise number `number`; return images, rewards and evaluations (N,)."""
         size, batches, evaluated = self.trainer.config.sample_batch_size, [], []
         is_main = self.trainer.accelerator.is_main_process
         reward = self.trainer.reward_function if is_main else _nothing
         evaluator = self.evaluator if is_main or self.evaluator is None else _nothing
-        drawn = self._batches(sampler, self.contexts, number)
-        for first, images in zip(range(0, len(self.contexts), size), drawn, strict=True):
-            contexts = self.contexts[first : first + size]
-            batches.append(score(reward, images, contexts))
+        drawn = self._batches(sampler, contexts, number)
+        for first, images in zip(range(0, len(contexts), size), drawn, strict=True):
+            part = contexts[first : first + size]
+            batches.append(score(reward, images, part))
             if evaluator is not None:
-                evaluated.append(score(evaluator, images, contexts))
+                evaluated.append(score(evaluator, images, part))
         images = torch.cat([batch[0].cpu() for batch in batches])
         return images, check_rewards(batches), check_rewards(evaluated) if evaluated else None
 

@@ -169,7 +169,7 @@ def test_the_untrained_policy_is_measured_by_strength_and_best_of_n(tmp_path):
     assert [row.name for row in (weak, strong)] == ["untrained, strength 0.4", "untrained, strength 1"]
     assert torch.equal(same.rewards, rewards)
     assert not torch.equal(weak.rewards, strong.rewards)
-    one, two = (validation._draw(validation.sampler, number) for number in (0, 1))
+    one, two = (validation._draw(validation.sampler, validation.contexts, n) for n in (0, 1))
     (best,) = validation.untrained(best_of=2)
     assert best.name == "untrained, best-of-2"
     assert torch.equal(best.rewards, one[1].maximum(two[1]))
@@ -181,6 +181,44 @@ def test_the_untrained_policy_is_measured_by_strength_and_best_of_n(tmp_path):
     (after,) = validation.untrained()
     torch.testing.assert_close(after.rewards, rewards)
     assert not torch.allclose(validation.measure()[1], rewards, atol=1e-4)
+
+
+def test_a_restart_reads_the_untrained_results_if_they_still_hold(tmp_path, monkeypatch):
+    """One batch of each line is generated again, and shows that reward, evaluator and model are the same."""
+    drawn: list[int] = []
+    draw = Validation._batches
+
+    def counted(self: Validation, sampler: Any, contexts: Any, number: int = 0) -> Any:
+        drawn.append(len(contexts))
+        return draw(self, sampler, contexts, number)
+
+    def measure(reward: Any = brightness, evaluator: Any = redness, **changes: Any) -> Any:
+        samples, strength = changes.pop("samples", held_out()), changes.pop("strength", 0.7)
+        config = make_config(tmp_path, sample_batch_size=2, resume_from="auto", **changes)
+        trainer = ImageDDPOTrainer(config, reward, noisy_image, make_pipeline(), noise_strength=strength)
+        validation = Validation(trainer, samples, evaluator=evaluator)
+        drawn.clear()
+        return validation.untrained(0.4), validation.untrained(best_of=2), [*drawn]
+
+    def darkness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        return 1 - brightness(images, prompts, metadata)
+
+    monkeypatch.setattr(Validation, "_batches", counted)
+    *first, whole = measure()
+    assert whole == [2, 5, 2, 5, 5]
+    *again, few = measure()
+    assert few == [2, 2]
+    assert [list(map(str, lines)) for lines in again] == [list(map(str, lines)) for lines in first]
+    last_differs = [*held_out()[:4], ("", torch.zeros(3, 32, 32), {})]
+    for changes in (
+        {"reward": darkness}, {"evaluator": darkness}, {"evaluator": None}, {"seed": 1},
+        {"sample_num_steps": 5}, {"samples": last_differs}, {"samples": held_out()[:3]},
+    ):  # fmt: skip
+        count = len(changes.get("samples", held_out()))
+        assert measure(**changes)[2] == [2, count, 2, count, count], changes
+        assert measure(**changes)[2] == [2, 2]
+    measure()
+    assert measure(strength=0.5)[2] == [2, 2, 5, 5]  # the first line has a strength of its own
 
 
 def test_strengths_are_for_runs_that_start_from_images(tmp_path):

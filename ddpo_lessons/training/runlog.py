@@ -127,9 +127,9 @@ class RunLog:
             epochs_done = -1  # not even a checkpoint before the first epoch stays
         kept = self._records_until(epochs_done)
         self._drop_after(epochs_done)
-        _write(self.path, kept)
+        write_file(self.path, kept)
         made_with = {**config.to_dict(), RUN: dict(record)}
-        _write(self.run_dir / CONFIG, (json.dumps(made_with, indent=1) + "\n").encode())
+        write_file(self.run_dir / CONFIG, (json.dumps(made_with, indent=1) + "\n").encode())
         self.size = len(kept)  # bytes of the records, to which `rewind` may go back
         self._warned = False  # of a grid that could not be written
 
@@ -202,7 +202,7 @@ class RunLog:
 
     def preflight(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write the findings of the first epoch to preflight.json, one per line."""
-        _write(self.run_dir / PREFLIGHT, (json.dumps(findings, indent=1) + "\n").encode())
+        write_file(self.run_dir / PREFLIGHT, (json.dumps(findings, indent=1) + "\n").encode())
 
     def images(
         self, epoch: int, images: torch.Tensor, name: str = "epoch", captions: Sequence[str] = ()
@@ -258,7 +258,7 @@ def with_captions(
     return torch.stack(tiles), captions
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that a kill leaves the old one or the new one."""
     aside = path.with_name(f".{path.name}.new")
     with _writing(path, path.parent):
