@@ -135,7 +135,7 @@ class Validation:
 
         A run of one process keeps the results in untrained.json. After a restart they are read from there if
         settings, prompts and input images are the same, and the first batch, which is generated again, gets
-        the same rewards and evaluations; otherwise all is measured anew.
+        the same rewards and evaluations; otherwise all is measured again.
 
         Raises ValueError for strengths if the run does not start from images, and RuntimeError if the run
         trains other weights than a new adapter and has begun. Every process must call it.
