@@ -141,10 +141,9 @@ class Validation:
         trains other weights than a new adapter and has begun. Every process must call it.
         """
         of_many = f", best-of-{best_of}" if best_of > 1 else ""
-        measure = self._best if self.trainer.accelerator.num_processes > 1 else self._kept
         with self._before_training():
             return Lines(
-                measure(f"untrained{name}{of_many}", replace(self.sampler, start=start), best_of)
+                self._kept(f"untrained{name}{of_many}", replace(self.sampler, start=start), best_of)
                 for name, start in self._starts(strengths)
             )
 
@@ -166,21 +165,23 @@ class Validation:
     def _kept(self, name: str, sampler: Sampler, best_of: int) -> Measured:
         """Read a measurement from the run's folder if it still holds; otherwise measure, and keep it."""
         path, settings = self.trainer.config.run_dir / UNTRAINED, self._settings(sampler)
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        _, *scores = self._draw(sampler, self.contexts[: self.trainer.config.sample_batch_size])
-        first = torch.cat([each.cpu().float() for each in scores if each is not None])
-        found = kept.get(name, {"settings": None})
-        if found["settings"] == settings and len(found["first"]) == len(first):
-            then = torch.tensor(found["first"])
-            if torch.allclose(then, first, rtol=ROUNDING, atol=ROUNDING):
+        is_alone = self.trainer.accelerator.num_processes == 1
+        kept = json.loads(path.read_text(encoding="utf-8")) if is_alone and path.exists() else {}
+        found, size = kept.get(name, {"settings": None}), self.trainer.config.sample_batch_size
+        if found["settings"] == settings:
+            first, then = _joined(self._draw(sampler, self.contexts[:size])[1:]), torch.tensor(found["first"])
+            if len(then) == len(first) and torch.allclose(then, first, rtol=ROUNDING, atol=ROUNDING):
                 return Measured(name, *(each and torch.tensor(each) for each in found["measured"]))
-        measured = self._best(name, sampler, best_of)
-        both: list[list[float] | None] = [as_numbers(measured.rewards), None]
-        if measured.evaluations is not None:
-            both[1] = as_numbers(measured.evaluations)
-        kept[name] = {"settings": settings, "first": as_numbers(first), "measured": both}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, (json.dumps(kept) + "\n").encode())
+        tries = [self._draw(sampler, self.contexts, number)[1:] for number in range(best_of)]
+        measured = _best(name, tries)
+        if is_alone:
+            both: list[list[float] | None] = [as_numbers(measured.rewards), None]
+            if measured.evaluations is not None:
+                both[1] = as_numbers(measured.evaluations)
+            first = _joined([each if each is None else each[:size] for each in tries[0]])
+            kept[name] = {"settings": settings, "first": as_numbers(first), "measured": both}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, (json.dumps(kept) + "\n").encode())
         return measured
 
     def _settings(self, sampler: Sampler) -> dict[str, Any]:
@@ -192,15 +193,6 @@ class Validation:
                 checksum = zlib.crc32(context.image.cpu().numpy().tobytes(), checksum)
         config = {name: getattr(self.trainer.config, name) for name in SETTINGS}
         return {**sampler.start.identity(), **config, "checksum": checksum}
-
-    def _best(self, name: str, sampler: Sampler, best_of: int) -> Measured:
-        """Measure the image with the highest reward of each context."""
-        tries = [self._draw(sampler, self.contexts, number)[1:] for number in range(best_of)]
-        rewards = torch.stack([rewards for rewards, _ in tries])  # (best_of, N)
-        best = rewards.argmax(dim=0, keepdim=True)  # (1, N)
-        evaluations = [evaluations for _, evaluations in tries if evaluations is not None]
-        chosen = torch.stack(evaluations).gather(0, best)[0] if evaluations else None
-        return Measured(name, rewards.gather(0, best)[0], chosen)
 
     def measure(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Generate images of all contexts (N, 3, H, W) and, in the main process, their rewards (N,)."""
@@ -258,3 +250,17 @@ class Validation:
             values["evaluations"] = as_numbers(evaluations)
         trainer.write_grid("validation", epochs, shown, captions)
         trainer.write_record("validation", values)
+
+
+def _best(name: str, tries: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> Measured:
+    """Keep the highest reward of each context and its evaluation, of (N,) and (N,) or None for each try."""
+    rewards = torch.stack([rewards for rewards, _ in tries])  # (best_of, N)
+    best = rewards.argmax(dim=0, keepdim=True)  # (1, N)
+    evaluations = [evaluations for _, evaluations in tries if evaluations is not None]
+    chosen = torch.stack(evaluations).gather(0, best)[0] if evaluations else None
+    return Measured(name, rewards.gather(0, best)[0], chosen)
+
+
+def _joined(scores: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Put rewards and evaluations (N,) after one another, for a comparison."""
+    return torch.cat([each.float() for each in scores if each is not None])
