@@ -110,3 +110,99 @@ def test_lesson_13_can_do_without_drive(monkeypatch):
     lines = [line for line in source_of("13-006").splitlines() if line]
     (first,) = (n for n, line in enumerate(lines) if line.startswith('    if "google.colab"'))
     assert choose(True, "\n".join(lines[:first] + lines[first + 4 :]))["RUN"] == Path("restore-run")
+
+
+def restored(rate: str = "0.002", penalty: str = "40.0") -> dict[str, list[Row]]:
+    """Return the rows of each measurement, in the order of the seeds."""
+    found: dict[str, list[Row]] = {}
+    rows = where(rows_of("results/full_run.csv"), learning_rate=rate, penalty=penalty)
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        found.setdefault(row["what"], []).append(row)
+    assert {len(seeds) for seeds in found.values()} == {5}
+    return found
+
+
+def percents(rows: list[Row], column: str = "second_judge") -> list[float]:
+    return numbers(rows, column, 100)
+
+
+def paired(before: Row, after: Row) -> tuple[float, float]:
+    """Return the mean difference in percentage points and its standard error, as in exercise 2."""
+    hits = zip(before["hits"], after["hits"], strict=True)
+    differences = [100.0 * ((last == "x") - (first == "x")) for first, last in hits]
+    return mean(differences), error_of(differences)
+
+
+def test_lesson_13_holds_what_full_run_csv_says():
+    text, found = prose("13_full_run"), restored()
+    trained, best_of, filtered = found["epoch 48"], found["untrained, best-of-4"], found["stretched"]
+    names = {"before training": found["epoch 0"], "best-of-4, untrained": best_of}
+    for name, rows in (names | {"after training": trained, "contrast stretch": filtered}).items():
+        ends = percents(rows)
+        assert f"| {name} | {min(ends):.0f} | {max(ends):.0f} | {mean(ends):.0f} |" in text
+    assert all(end > best for end, best in zip(percents(trained), percents(best_of), strict=True))
+    leads = [a - b for a, b in zip(percents(trained), percents(filtered), strict=True)]
+    assert [round(lead) for lead in leads if lead > 0] == [2]  # "only one is above the contrast stretch"
+    gains = [a - b for a, b in zip(percents(best_of), percents(found["epoch 0"]), strict=True)]
+    assert f"it is between {min(gains):.0f} and {max(gains):.0f} percentage points" in text
+    kept = zip(numbers(found["trained"], "distance"), numbers(found["damaged"], "distance"), strict=True)
+    assert sum(after > 0.95 * damaged for after, damaged in kept) == 1  # "it hardly changed"
+
+
+def test_lesson_13_compares_the_best_and_the_last_evaluation_image_by_image():
+    text, found = prose("13_full_run"), restored()
+    epochs = ("0", "12", "24", "36", "48")
+    quoted, falls = 0, []
+    for index, last in enumerate(found["epoch 48"]):
+        rows = {epoch: found[f"epoch {epoch}"][index] for epoch in epochs}
+        assert all(f"{row['hits'].count('x') / 45:.4g}" == row["second_judge"] for row in rows.values())
+        best = max(epochs, key=lambda epoch: float(rows[epoch]["second_judge"]))
+        difference, error = paired(rows[best], last)
+        if difference < 0:
+            quoted += 1
+            falls.append(round(45 * -difference / 100))
+            ratio = round(-difference / error, 1)
+            assert ratio <= 1 or ratio == 2.1
+            assert f"| {last['seed']} | {best} | −{-difference:.1f} | {error:.1f} |" in text
+    assert quoted == 3
+    assert (min(falls), max(falls)) == (2, 4)
+
+
+def test_lesson_13_holds_other_learning_rates():
+    text = prose("13_full_run")
+    runs = {rate: restored(rate) for rate in ("0.001", "0.002", "0.004")}
+    early = {rate: percents(found["epoch 12"]) for rate, found in runs.items()}
+    ends = {rate: percents(found["epoch 48"]) for rate, found in runs.items()}
+    for rate in runs:
+        cells = [mean(early[rate]), min(ends[rate]), max(ends[rate]), mean(ends[rate])]
+        assert f"| {rate} | {' | '.join(f'{cell:.0f}' for cell in cells)} |" in text
+    assert all(slow < usual for slow, usual in zip(early["0.001"], early["0.002"], strict=True))
+    gains = [slow - usual for slow, usual in zip(ends["0.001"], ends["0.002"], strict=True)]
+    assert abs(mean(gains)) < error_of(gains)  # "does not tell the two apart"
+    bad = [index for index, end in enumerate(ends["0.004"]) if end <= 20]
+    assert len(bad) == 4
+    before = percents(runs["0.002"]["epoch 0"])
+    assert all(abs(ends["0.004"][index] - before[index]) < 7 for index in bad)
+    assert sorted(round(early["0.004"][index]) for index in bad)[-2:] == [20, 38]
+
+
+def test_lesson_13_holds_other_weights_of_the_penalty():
+    text, gaps, ends, distances = prose("13_full_run"), {}, {}, {}
+    for weight in ("40.0", "10.0", "0.0"):
+        rows = restored(penalty=weight)["trained"]
+        judges, ends[weight] = percents(rows, "judge"), percents(rows)
+        distances[weight] = numbers(rows, "distance")
+        cells = f"{mean(ends[weight]):.0f}% | {mean(judges):.0f}% | {mean(distances[weight]):.3f}"
+        assert f"| {float(weight):.0f} | {cells} |" in text
+        assert all(ours > other for ours, other in zip(judges, ends[weight], strict=True))
+        gaps[weight] = mean(judges) - mean(ends[weight])
+    untrained = restored()["untrained"]
+    ours, others = mean(percents(untrained, "judge")), mean(percents(untrained))
+    assert f"it did so before training too ({ours:.0f}% in contrast to {others:.0f}%)" in text
+    assert gaps["0.0"] - gaps["40.0"] < 2  # "hardly larger"
+    assert gaps["0.0"] - (ours - others) < 4
+    for weight in ("10.0", "0.0"):
+        gains = [a - b for a, b in zip(ends[weight], ends["40.0"], strict=True)]
+        assert abs(mean(gains)) < error_of(gains)  # "does not tell the weights apart"
+    farther = [a > b for a, b in zip(distances["0.0"], distances["40.0"], strict=True)]
+    assert sum(farther) == 4

@@ -6,7 +6,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,12 +30,15 @@ class Shell(InteractiveShell):
 
 
 def play(
-    lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), last: str | None = None
+    lesson: Path,
+    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    last: str | None = None,
+    without: Collection[str] = (),
 ) -> dict[str, Any]:
     """Run a lesson; return its variables. What a cell raises is raised, with a note that names the cell.
 
     After the cells whose ids are in `changes` variables get other values. The cell with the id `last` is the
-    last one that runs, if given.
+    last one that runs, if given; those in `without` do not run.
     """
     main = sys.modules["__main__"]  # which a shell replaces by the lesson's variables
     shell = Shell.instance()  # what `get_ipython` returns
@@ -44,7 +47,7 @@ def play(
         at_the_end.callback(Shell.clear_instance)  # the caller's `get_ipython` returns None again
         at_the_end.enter_context(contextlib.chdir(lesson.parent))
         for number, cell in enumerate(json.loads(lesson.read_text("utf-8"))["cells"]):
-            if cell["cell_type"] != "code":
+            if cell["cell_type"] != "code" or cell.get("id") in without:
                 continue
             result = shell.run_cell("".join(cell["source"]))
             error = result.error_before_exec or result.error_in_exec
