@@ -178,7 +178,7 @@ def test_lesson_13_holds_other_learning_rates():
         assert f"| {rate} | {' | '.join(f'{cell:.0f}' for cell in cells)} |" in text
     assert all(slow < usual for slow, usual in zip(early["0.001"], early["0.002"], strict=True))
     gains = [slow - usual for slow, usual in zip(ends["0.001"], ends["0.002"], strict=True)]
-    assert abs(mean(gains)) < error_of(gains)  # "does not tell the two apart"
+    assert abs(mean(gains)) < error_of(gains)  # "do not differ clearly"
     bad = [index for index, end in enumerate(ends["0.004"]) if end <= 20]
     assert len(bad) == 4
     before = percents(runs["0.002"]["epoch 0"])
@@ -203,6 +203,6 @@ def test_lesson_13_holds_other_weights_of_the_penalty():
     assert gaps["0.0"] - (ours - others) < 4
     for weight in ("10.0", "0.0"):
         gains = [a - b for a, b in zip(ends[weight], ends["40.0"], strict=True)]
-        assert abs(mean(gains)) < error_of(gains)  # "does not tell the weights apart"
+        assert abs(mean(gains)) < error_of(gains)  # "do not differ clearly"
     farther = [a > b for a, b in zip(distances["0.0"], distances["40.0"], strict=True)]
     assert sum(farther) == 4
