@@ -33,21 +33,28 @@ def play(
     lesson: Path,
     changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     last: str | None = None,
+    only: Collection[str] = (),
     without: Collection[str] = (),
 ) -> dict[str, Any]:
     """Run a lesson; return its variables. What a cell raises is raised, with a note that names the cell.
 
     After the cells whose ids are in `changes` variables get other values. The cell with the id `last` is the
-    last one that runs, if given; those in `without` do not run.
+    last one that runs, if given; if `only` has ids, only these cells run, and those in `without` do not. Raises
+    a KeyError for an id that no code cell has.
     """
+    cells = json.loads(lesson.read_text("utf-8"))["cells"]
+    named = {*changes, *only, *without, *([] if last is None else [last])}
+    if absent := named - {cell.get("id") for cell in cells if cell["cell_type"] == "code"}:
+        raise KeyError(f"{lesson.name} has no code cell {', '.join(sorted(absent))}")
     main = sys.modules["__main__"]  # which a shell replaces by the lesson's variables
     shell = Shell.instance()  # what `get_ipython` returns
     with contextlib.ExitStack() as at_the_end:
         at_the_end.callback(sys.modules.__setitem__, "__main__", main)
         at_the_end.callback(Shell.clear_instance)  # the caller's `get_ipython` returns None again
         at_the_end.enter_context(contextlib.chdir(lesson.parent))
-        for number, cell in enumerate(json.loads(lesson.read_text("utf-8"))["cells"]):
-            if cell["cell_type"] != "code" or cell.get("id") in without:
+        for number, cell in enumerate(cells):
+            name = cell.get("id")
+            if cell["cell_type"] != "code" or name in without or (only and name not in only):
                 continue
             result = shell.run_cell("".join(cell["source"]))
             error = result.error_before_exec or result.error_in_exec
