@@ -26,14 +26,21 @@ COLUMNS = ("lesson", "seed", "quantity", "value")
 SEEDS = (11_000, 12_000, 13_000, 14_000, 15_000)  # far apart, because a cell adds its own number to the seed
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4)  # of lesson 04's toy; the lesson has 0.05 and 0.2
 Found = dict[str, float]
+CELLS = {  # of each lesson, by id
+    "03": "l03-01 l03-03 l03-09 l03-20 l03-31 l03-31a",
+    "04": "04-001 04-003 04-007 04-011 04-013 04-019 04-020 04-022 04-024 04-025 04-025b 04-027 04-036 "
+          "04-037 04-038 04-046 04-047 04-047b",
+    "06": "l06-01 l06-03 l06-03b l06-07 l06-09 l06-11 l06-12 l06-14 l06-17 l06-22 l06-25 l06-37",
+    "08": "l08-01 l08-10a l08-60",
+}  # fmt: skip
 
 
-def played(lesson: str, seed: int, **cells: Any) -> tuple[dict[str, Any], str]:
-    """Play cells of a lesson with a seed; return its variables, and what it printed."""
+def played(lesson: str, seed: int, last: str | None = None) -> tuple[dict[str, Any], str]:
+    """Play a lesson's CELLS, or the whole lesson; return its variables, and what it printed."""
     lessons.SEED = seed
     (path,) = (ROOT / "notebooks").glob(f"{lesson}_*.ipynb")
     with redirect_stdout(io.StringIO()) as printed:
-        return play(path, **cells), printed.getvalue()
+        return play(path, last=last, only=CELLS.get(lesson, "").split()), printed.getvalue()
 
 
 def numbers(pattern: str, printed: str) -> list[list[float]]:
@@ -54,7 +61,7 @@ def wrong_runs(seed: int) -> Found:
 
 
 def log_probs(seed: int) -> Found:
-    names, printed = played("03", seed, last="l03-31a")
+    names, printed = played("03", seed)
     counts = numbers(r"other starts change (\d+), other noise (\d+)", printed)
     found = {f"changed by other {what}, {n}": count[k] for n, count in enumerate(counts)
              for k, what in enumerate(("starts", "noise"))}  # fmt: skip
@@ -63,7 +70,7 @@ def log_probs(seed: int) -> Found:
 
 
 def clipping(seed: int) -> Found:
-    names, printed = played("04", seed, last="04-051")
+    names, printed = played("04", seed)
     errors = [abs(aimed - measured) for aimed, measured in numbers(
         r"A = [+-]1: ([\d.]+), without aim [\d.]+, measured ([\d.]+)", printed)]  # fmt: skip
     found = {"largest error of the formula with aim": max(errors)}
@@ -79,21 +86,21 @@ def clipping(seed: int) -> Found:
         found[f"no gradient, {name}"] = stopped.float().mean().item()
     for toy, setting in names["TOYS"].items():
         for rate in RATES:
-            ends = [names["run_toy"](surrogate, rate, **setting)[0].mean().item()
-                    for surrogate in names["SURROGATES"].values()]  # fmt: skip
-            found[f"times as far, {toy}, {rate}"] = ends[1] / ends[0]
+            losses = names["SURROGATES"].values()  # clipped, not clipped
+            clipped, free = (names["run_toy"](loss, rate, **setting)[0].mean().item() for loss in losses)
+            found[f"times as far, {toy}, {rate}"] = free / clipped
     return found
 
 
 def foxes(seed: int) -> Found:
-    names, _ = played("06", seed, last="l06-37")
+    names, _ = played("06", seed)
     found = {f"kB of others, {when}": sizes[1] for when, sizes in names["sizes"].items()}
     found["recognized foxes"], found["recognized others"] = names["right"]["after"]
     return {**found, **{f"times the KL, action {n}": x for n, x in enumerate(names["ratio"].tolist())}}
 
 
 def rounding(seed: int) -> Found:
-    names, _ = played("08", seed, only=("l08-01", "l08-10a", "l08-60"))
+    names, _ = played("08", seed)
     return {f"outside in {str(dtype).removeprefix('torch.')}": n for dtype, n in names["outside"].items()}
 
 
