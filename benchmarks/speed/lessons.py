@@ -39,8 +39,8 @@ def play(
     """Run a lesson; return its variables. What a cell raises is raised, with a note that names the cell.
 
     After the cells whose ids are in `changes` variables get other values. The cell with the id `last` is the
-    last one that runs, if given; if `only` has ids, only these cells run, and those in `without` do not. Raises
-    a KeyError for an id that no code cell has.
+    last one that runs, if given; if `only` has ids, only these cells run, and those in `without` do not.
+    Raises a KeyError for an id that no code cell has.
     """
     cells = json.loads(lesson.read_text("utf-8"))["cells"]
     named = {*changes, *only, *without, *([] if last is None else [last])}
@@ -61,8 +61,8 @@ def play(
             if error is not None:
                 error.add_note(f"cell {number}")
                 raise error
-            shell.user_ns.update(changes.get(cell.get("id"), {}))
-            if last is not None and cell.get("id") == last:
+            shell.user_ns.update(changes.get(name, {}))
+            if last is not None and name == last:
                 break
     return dict(shell.user_ns)
 
