@@ -1,8 +1,9 @@
 """List the models in this package, and check names of models; `doctor` uses it without torch."""
 
-import difflib
 import re
 from pathlib import Path
+
+from ddpo_lessons.words import similar
 
 WORLDS = Path(__file__).with_name("worlds")
 CHECKPOINTS = {name: WORLDS / name for name in ("tiny-sd", "tiny-sd3", "tiny-zoo")}
@@ -18,10 +19,8 @@ def no_model(model: str) -> str:
         return f"{model} is a file: give the folder of a diffusers pipeline, which holds model_index.json"
     if model in CHECKPOINTS or HUB_NAME.fullmatch(model):
         return ""
-    close = difflib.get_close_matches(model, CHECKPOINTS, n=1)
-    perhaps = f" (perhaps {close[0]})" if close else ""
     return (
         f"{model} is neither a folder (there is no {Path(model).absolute()}), nor OWNER/NAME on the hub, nor "
-        f"{' or '.join(CHECKPOINTS)}{perhaps}: on a machine with a network `hf download OWNER/NAME "
-        "--local-dir FOLDER` makes a folder"
+        f"{' or '.join(CHECKPOINTS)}{similar(model, CHECKPOINTS)}: on a machine with a network `hf "
+        "download OWNER/NAME --local-dir FOLDER` makes a folder"
     )

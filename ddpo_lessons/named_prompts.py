@@ -9,6 +9,7 @@ from typing import Any
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data import prompts
 from ddpo_lessons.data.prompts import Prompt, PromptSampler
+from ddpo_lessons.words import similar
 from ddpo_lessons.worlds import animals, digits
 
 
@@ -90,5 +91,6 @@ def get_prompts(name: str, seed: int) -> PromptSampler:
     """Make the prompt function with a name in `PROMPTS`; raise a ValueError for other names."""
     if name not in PROMPTS:
         what = "is not a file" if Path(name).suffix else "does not exist"
-        raise ValueError(f"prompts={name!r} {what}: use one of {', '.join(sorted(PROMPTS))}, or a file")
+        known = ", ".join(sorted(PROMPTS))
+        raise ValueError(f"prompts={name!r} {what}{similar(name, PROMPTS)}: use one of {known}, or a file")
     return PROMPTS[name](seed)

@@ -1,4 +1,7 @@
-"""Lists of words that rewards, prompts and folders share with the worlds."""
+"""Lists of words that rewards, prompts and folders share with the worlds; a hint for misspelled names."""
+
+import difflib
+from collections.abc import Iterable
 
 # The forty-five common animals of the DDPO paper (arXiv 2305.13301, section 6), as simple_animals.txt of its
 # code lists them: the classes of CLIP's rewards, what data/prompts.py draws from, and what the
@@ -12,3 +15,9 @@ ANIMALS = tuple(_ANIMALS.split())
 
 # The classes of a folder that a reward may read as digits, and the words of the digit world.
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """Return " (perhaps NAME)" with the known name that is most similar, or "" if none is similar."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (perhaps {close[0]})" if close else ""

@@ -33,7 +33,7 @@ from ddpo_lessons.cli.presets import PRESETS
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data import folders
-from ddpo_lessons.image import fit
+from ddpo_lessons.image import fit, to_tensor
 from ddpo_lessons.lessons import demo
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import PROMPTS
@@ -218,7 +218,7 @@ def test_a_misspelled_command_is_one_line(capsys):
 def test_a_dry_run_refuses_what_the_run_would_refuse(zoo, capsys):
     flags = ("--images", str(zoo), "--reward", "colorfulness", "--sample-num-steps", "10", "--dry-run")
     run_command("train", *flags, "--noise-strength", "0.05", status=2)
-    assert "use a noise_strength of at least 0.1, or more steps" in capsys.readouterr().err
+    assert "use a --noise-strength of at least 0.1, or more steps" in capsys.readouterr().err
     run_command("train", *flags, "--prompt", "a {lable}", status=2)
     assert "nothing replaces {lable}; only {label} becomes" in capsys.readouterr().err
 
@@ -484,6 +484,14 @@ def test_sample_writes_results_beside_the_images(here, model, photos, capsys):
         difference = torch.tensor(list(a.tobytes())) - torch.tensor(list(b.tobytes()))
         assert difference.abs().max() <= 1  # rounding; batches change no image
         assert a.tobytes() != c.tobytes()
+
+
+@pytest.mark.parametrize(("pairs", "columns", "lines"), [(4, 2, 4), (5, 4, 3), (16, 4, 8)])
+def test_a_grid_of_many_pairs_has_two_of_them_in_a_row(pairs, columns, lines):
+    pixels = torch.rand(pairs, 2, 3, 96, 96).round()
+    grid = sample._grid([list(pair) for pair in pixels])
+    assert grid.size == (columns * 96, lines * 96)
+    assert torch.equal(to_tensor(grid)[:, :96, 192:288], pixels[1, 0]) == (columns == 4)
 
 
 @pytest.mark.parametrize("count", [4, 6])

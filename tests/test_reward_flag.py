@@ -83,7 +83,7 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("clip_scroe", "clip_scroe does not exist; perhaps you meant clip_score. There are animal"),
+        ("clip_scroe", "clip_scroe does not exist (perhaps clip_score): use one of animal"),
         ("clip_scroe=1,edit=2", "reward=clip_scroe does not exist"),
         ("colorfulness,", "reward= does not exist"),
         ("clip_score=high", "after = stands the weight"),
@@ -238,5 +238,5 @@ def test_images_are_checked_for_every_term(mine, model, capsys):
     pictures(Path("photos"), "a.png")
     flags = ["train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7"]
     run_command(*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1", status=2)
-    assert "reward='clip_margin' needs to know what the images show" in capsys.readouterr().err
+    assert "--reward clip_margin needs to know what the images show" in capsys.readouterr().err
     run_command(*flags, "--reward", f"{mine}:red")

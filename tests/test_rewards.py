@@ -555,6 +555,8 @@ def test_edit_needs_good_weights():
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"reward='jpeg'.*jpeg_compressibility.*prompt_alignment"):
         rewards.get_reward("jpeg")
+    with pytest.raises(ValueError, match=r"does not exist \(perhaps colorfulness\): use one of"):
+        rewards.get_reward("colourfulness")
     with pytest.raises(ValueError, match=r"reward='my.py:red' is .* import a function of your own"):
         rewards.get_reward("my.py:red")
 

@@ -6,14 +6,14 @@ is imported when the algorithm is made, because diffusers takes seconds to load.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons import own
+from ddpo_lessons.words import similar
 
 if TYPE_CHECKING:
     from ddpo_lessons.algorithms.algorithm import Algorithm
@@ -30,11 +30,6 @@ ALGORITHMS = {  # name of the algorithm and of its module: class
     "draft": "DRaFT",
     "refl": "ReFL",
 }
-
-
-def _similar(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (perhaps {close[0]})" if close else ""
 
 
 # FILE.py:CLASS:KEY=VALUE,KEY=VALUE. Settings follow a second colon, and a path may also contain colons.
@@ -54,7 +49,7 @@ def parse_algorithm(text: str) -> tuple[str, dict[str, str]]:
             raise ValueError(f"algorithm={text!r} names no class of the file: write {name}:CLASS")
         if own_class is None:
             raise ValueError(
-                f"algorithm={name!r} does not exist{_similar(name, ALGORITHMS)}: "
+                f"algorithm={name!r} does not exist{similar(name, ALGORITHMS)}: "
                 f"use one of {', '.join(ALGORITHMS)}; a class of your own is FILE.py:CLASS"
             )
         name, listed = f"{own_class[1]}:{own_class[2]}", own_class[3] or ""
@@ -98,7 +93,7 @@ def make_algorithm(text: str, **settings: Any) -> Algorithm:
     for key in (*written, *settings):
         if key not in known:
             raise ValueError(
-                f"algorithm={name!r} has no setting {key!r}{_similar(key, known)}: "
+                f"algorithm={name!r} has no setting {key!r}{similar(key, known)}: "
                 f"it has {', '.join(known) or 'none'}"
             )
     settings = {key: _read(key, value, known[key]) for key, value in written.items()} | settings

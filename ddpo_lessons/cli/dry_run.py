@@ -59,7 +59,8 @@ def check_rewards(arguments: Train, images: ImageFolder | None) -> None:
             raise ValueError(f"{error} (no --reward is given, so it is the preset's)") from error
         raise
     if arguments.judge is not None:
-        _check_terms(arguments.judge, arguments, images)
+        with reward_flag.called_judge():
+            _check_terms(arguments.judge, arguments, images)
 
 
 def _check_terms(reward: str, arguments: Train, images: ImageFolder | None) -> None:

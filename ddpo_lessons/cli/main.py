@@ -4,10 +4,11 @@ A command imports what it needs when it runs, because torch takes a second to lo
 `doctor` must also run where they cannot be loaded.
 """
 
-import difflib
+import dataclasses
 import functools
 import importlib
 import operator
+import re
 import sys
 import sysconfig
 import traceback
@@ -19,6 +20,7 @@ from typing import Any
 import tyro
 
 from ddpo_lessons import __version__
+from ddpo_lessons.words import similar
 
 # Each command has a module with the function `run(flags)`; its flags are a class of `options`.
 COMMANDS = {
@@ -50,9 +52,8 @@ def parse(argv: Sequence[str]) -> Any:
     name, *words = argv
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
     if name not in COMMANDS and not name.startswith("-"):
-        similar = difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f" (perhaps {similar[0]})" if similar else ""
-        raise ValueError(f"there is no command {name!r}{meant}: use one of {', '.join(COMMANDS)}")
+        known = ", ".join(COMMANDS)
+        raise ValueError(f"there is no command {name!r}{similar(name, COMMANDS)}: use one of {known}")
     if name not in COMMANDS:  # shell completion, or a mistake that tyro reports
         return tyro.cli(
             functools.reduce(operator.or_, map(_flags, COMMANDS)),
@@ -66,6 +67,26 @@ def parse(argv: Sequence[str]) -> Any:
         words = expand(words)
     about = COMMANDS[name]
     return tyro.cli(_flags(name), prog=f"ddpo-lessons {name}", description=about, args=words, config=config)
+
+
+def _in_flags(text: str, command: str) -> str:
+    """Write fields of Python in an error message as flags, such as `overwrite=True` as `--overwrite`."""
+    names = {spec.name for spec in dataclasses.fields(_flags(command))}
+    if "settings" in names:
+        from ddpo_lessons.config import DDPOConfig
+
+        names |= {spec.name for spec in dataclasses.fields(DDPOConfig)}
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found[1].replace("_", "-"), found[2]
+        if value in ("=True", "=False"):
+            return f"--{'no-' if value == '=False' else ''}{name}"
+        if value is None:  # without a value, only names such as train_batch_size are no words of English
+            return f"--{name}" if "_" in found[1] else found[0]
+        return f"--{name} {value[1:].strip(chr(39))}"
+
+    name, value = "|".join(sorted(names)), r"=True\b|=False\b|='[\w.:@/-]+'|="
+    return re.sub(rf"(?<![\w./\\-])({name})(?:({value})|(?![\w/\\]))", flag, text)
 
 
 def _own_line(error: BaseException) -> str:
@@ -109,7 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(end.code or 0)
         return run(argv[0], flags)
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
-        print(f"error: {' '.join(str(error).split())}{_own_line(error)}", file=sys.stderr)
+        text, place = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split())), _own_line(error)
+        if not place and argv[0] in COMMANDS and not text.startswith("--config "):
+            text = _in_flags(text, argv[0])
+        print(f"error: {text}{place}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count

@@ -25,6 +25,7 @@ from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.folders import LABEL
 from ddpo_lessons.data.prompts import from_file
 from ddpo_lessons.named_prompts import PROMPTS, get_prompts
+from ddpo_lessons.words import similar
 
 T = TypeVar("T")
 
@@ -170,7 +171,7 @@ class Train:
     resolution: int | None = None
     """Side of the images in pixels. If left out, the preset's size, or the model's own."""
     damage: Annotated[tuple[str, ...] | None, tyro.conf.arg(help=DAMAGE)] = None
-    severity: tuple[Literal[1, 2, 3, 4, 5], ...] | None = None
+    severity: tuple[int, ...] | None = None
     """Severities of the damage, from 1 (weak) to 5 (strong). If left out, all five."""
     validation: Path | None = None
     """Held-out data, which is not trained on. At intervals during training, the run generates images from
@@ -212,9 +213,13 @@ class Train:
         if self.model is not None:
             check_model(self.model)
         if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"preset={self.preset} does not exist: use one of {', '.join(PRESETS)}")
+            meant = similar(self.preset, PRESETS)
+            raise ValueError(f"preset={self.preset} does not exist{meant}: use one of {', '.join(PRESETS)}")
         if unknown := [name for name in self.damage or () if name not in DAMAGES]:
-            raise ValueError(f"damage={unknown[0]} does not exist: use one of {', '.join(DAMAGES)}")
+            meant = similar(unknown[0], DAMAGES)
+            raise ValueError(f"damage={unknown[0]} does not exist{meant}: use one of {', '.join(DAMAGES)}")
+        if unfit := [number for number in self.severity or () if not 1 <= number <= 5]:
+            raise ValueError(f"severity={unfit[0]} must lie between 1 and 5")
         if self.images is None:
             for name in ("noise_strength", "damage", "severity"):
                 if getattr(self, name) is not None:
@@ -246,7 +251,8 @@ class Train:
             )
         check_packages(config)
         if self.judge is not None:
-            reward_flag.load_functions(reward_flag.parse(self.judge))
+            with reward_flag.called_judge():
+                reward_flag.load_functions(reward_flag.parse(self.judge))
         reward_flag.load_functions(terms)  # late, because a user's file may take long to load
         if self.images is None:
             self.choose_prompts(config.seed)

@@ -9,6 +9,9 @@ from ddpo_lessons.training.trackers import PLOT
 
 def run(arguments: Plot) -> int:
     """Write the figure, and print its path."""
+    for run_dir in arguments.runs:
+        if run_dir.is_file():
+            raise ValueError(f"{run_dir} is a file: give the folder of the run")
     folder = arguments.runs[0] if len(arguments.runs) == 1 else Path()
     path = arguments.output or folder / PLOT
     if arguments.output and (path.is_dir() or not path.parent.is_dir()):

@@ -1,10 +1,10 @@
 """Parse `--reward`: names of the package, users' functions, models by path, and weighted sums."""
 
-import difflib
+import contextlib
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ddpo_lessons.data.contexts import other_arguments
 from ddpo_lessons.data.folders import LABEL, ImageFolder, check_placeholders
 from ddpo_lessons.embedded import HUB_NAME
 from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward, weighted_sum
-from ddpo_lessons.words import DIGITS
+from ddpo_lessons.words import DIGITS, similar
 
 
 def help_text() -> str:
@@ -42,6 +42,15 @@ class Term:
     def text(self) -> str:
         """The term as it is written, without its weight."""
         return f"{self.place}:{self.name}" if self.place else "@".join((self.name, *self.models))
+
+
+@contextlib.contextmanager
+def called_judge() -> Iterator[None]:
+    """Let errors about rewards name the flag `--judge`, which has the syntax of `--reward`."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise type(error)(str(error).replace("reward=", "judge=")) from error
 
 
 def parse(text: str) -> tuple[Term, ...]:
@@ -93,11 +102,9 @@ def _weight(part: str, number: str) -> float:
 
 def _check(text: str, name: str, models: Sequence[str]) -> None:
     if name not in REWARDS:
-        similar = difflib.get_close_matches(name, REWARDS, n=1)
-        meant = f"; perhaps you meant {similar[0]}" if similar else ""
         raise ValueError(
-            f"reward={name} does not exist{meant}. There are {', '.join(REWARDS)}; a function of your own is "
-            "FILE.py:FUNCTION"
+            f"reward={name} does not exist{similar(name, REWARDS)}: use one of {', '.join(REWARDS)}; a "
+            "function of your own is FILE.py:FUNCTION"
         )
     asked = REWARDS[name].models
     if len(models) > len(asked):

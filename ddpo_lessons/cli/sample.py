@@ -119,6 +119,7 @@ def _jobs_from_images(arguments: Sample) -> list[Job]:
             pngs = [file.relative_to(place).with_suffix(".png").as_posix() for file in images.files]
             found.extend(zip(images.files, pngs, images.captions or ((),) * len(pngs), strict=True))
         else:
+            check_files([place])
             captions = find_captions(place.parent, [place]) or [()]
             found.append((place, f"{place.stem}.png", captions[0]))
     if not arguments.images:
@@ -225,7 +226,8 @@ def _sample(arguments: Sample, pipeline: Any, jobs: Sequence[Job]) -> int:
         tqdm.write(f"stopped: {done} of {len(jobs)} images are in {folder}")
         return 130
     _write(folder / GRID, _grid(shown))
-    print(f"{folder / GRID}{': left the input, right the result' if len(shown[0]) == 2 else ''}")
+    part = f", of the first {len(shown)} of {done} images" if len(shown) < done else ""
+    print(f"{folder / GRID}{': each input, and on its right the result' if len(shown[0]) == 2 else ''}{part}")
     return 0
 
 
@@ -277,5 +279,6 @@ def _grid(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
     """Make a grid of images, each beside its input if there is one, padded with white."""
     tiles = [tile for row in rows for tile in row]
     box = (max(tile.shape[2] for tile in tiles), max(tile.shape[1] for tile in tiles))
+    columns = 2 if len(rows[0]) == 2 and len(rows) <= COUNT else min(4, len(tiles))
     padded = [to_tensor(ImageOps.pad(to_pil(tile), box, color="white")) for tile in tiles]
-    return image_grid(torch.stack(padded), columns=2 if len(rows[0]) == 2 else min(4, len(tiles)))
+    return image_grid(torch.stack(padded), columns=columns)

@@ -111,7 +111,7 @@ def read_prompts(path: str | Path) -> list[str]:
     entries = _entries(text)
     if entries is None and path.suffix.lower() in TABLES:
         raise ValueError(
-            f'{path} holds neither JSON such as ["a cat"] nor columns of which one is named prompt: mend it, '
+            f'{path} holds neither JSON such as ["a cat"] nor columns of which one is named prompt: fix it, '
             "or write one prompt per line into a .txt file"
         )
     prompts = []

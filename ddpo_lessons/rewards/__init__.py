@@ -36,6 +36,7 @@ from ddpo_lessons.rewards.reward import Registered as Registered
 from ddpo_lessons.rewards.reward import RewardFunction as RewardFunction
 from ddpo_lessons.rewards.reward import Rewards as Rewards
 from ddpo_lessons.rewards.reward import register as register
+from ddpo_lessons.words import similar
 
 
 def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
@@ -51,5 +52,6 @@ def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
             "'FOLDER'); and make sums with weighted_sum({NAME: (WEIGHT, FUNCTION)})"
         )
     if name not in REWARDS:
-        raise ValueError(f"reward={name!r} does not exist: use one of {', '.join(sorted(REWARDS))}")
+        known = ", ".join(sorted(REWARDS))
+        raise ValueError(f"reward={name!r} does not exist{similar(name, REWARDS)}: use one of {known}")
     return REWARDS[name].make(*arguments, **settings)
