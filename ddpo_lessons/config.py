@@ -332,9 +332,10 @@ def _check_types(config: DDPOConfig) -> None:
         if get_origin(kind) is dict and not isinstance(value, dict):
             raise ValueError(f"{name}={value!r} must be a dict")
     modules = config.train_lora_target_modules
-    is_sequence = isinstance(modules, (tuple, list)) and bool(modules)
-    if not is_sequence or not all(isinstance(name, str) for name in modules):
+    if not isinstance(modules, (tuple, list)) or not all(isinstance(name, str) for name in modules):
         raise ValueError(f"train_lora_target_modules={modules!r} must be a tuple of names")
+    if not modules:
+        raise ValueError("train_lora_target_modules is empty: name at least one layer, such as 'to_q'")
 
 
 def _check_values(config: DDPOConfig) -> None:

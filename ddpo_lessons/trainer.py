@@ -140,6 +140,11 @@ class Trainer:
         check_hook("image_samples_hook", image_samples_hook)
         if not isinstance(config, DDPOConfig):
             raise TypeError(f"config must be a DDPOConfig, not {type(config).__name__}")
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                f"algorithm={algorithm!r:.60} must be an object such as DDPO(); make_algorithm makes one by "
+                "its name"
+            )
         config = copy.copy(config)  # a loaded adapter sets its rank, without changing the caller's config
         config.check()
         algorithm.check(config)

@@ -86,10 +86,10 @@ class Validation:
                 f"Validation takes a list of samples, not {type(samples).__name__}: give "
                 "ImagePrompts(...).every(), or a list of (prompt, metadata)"
             )
-        if every < 1 or not samples:
-            raise ValueError(
-                f"validation of {len(samples)} samples every {every} epochs: give one or more of both"
-            )
+        if not samples:
+            raise ValueError("samples of the validation is empty: give at least one")
+        if every < 1:
+            raise ValueError(f"every={every} epochs between two validations: give a number of at least 1")
         self.trainer, self.every, self.evaluator = trainer, every, evaluator
         family = family_of(trainer.pipeline)  # a separate one, because training's caches its prompts
         self.sampler = replace(trainer.sampler, family=family)

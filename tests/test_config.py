@@ -59,7 +59,7 @@ def test_asynchronous_rewards_are_not_offered():
         ("log_with", "mlflow", "one of"),
         ("log_prob_reduction", "max", "one of"),
         ("train_lora_target_modules", "to_k", "tuple of names"),
-        ("train_lora_target_modules", (), "tuple of names"),
+        ("train_lora_target_modules", (), "is empty: name at least one layer"),
         ("train_lora_target_modules", float("inf"), "tuple of names"),
         ("train_lora_target_modules", 3, "tuple of names"),
         ("train_lora_target_modules", None, "tuple of names"),

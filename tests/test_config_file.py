@@ -59,6 +59,14 @@ def test_a_prompt_replaces_the_files_prompts(tmp_path):
     assert parse("--config", str(tmp_path / "c.yaml"), "--prompt", "x").prompts is None
 
 
+def test_the_learning_rate_may_be_written_as_its_flag(tmp_path):
+    file = tmp_path / "short.yaml"
+    file.write_text("lr: 0.125\n")
+    assert cli.parse(["train", "--config", str(file)]).settings["train_learning_rate"] == 0.125
+    again = cli.parse(["train", "--config", str(file), "--lr", "0.5"])
+    assert again.settings["train_learning_rate"] == 0.5
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_a_script_s_run_does_not_name_its_reward(tmp_path):
     DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())._open_log()

@@ -21,6 +21,7 @@ from helpers import (
 )
 
 import ddpo_lessons.trainer
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 from ddpo_lessons.training import checkpoint
@@ -140,12 +141,30 @@ def test_an_image_prompt_function_must_return_an_image(tmp_path):
         (lambda images, prompts: 0, red_three, r"\(images, prompts\) .* with \(images, prompts, metadata\)"),
         (brightness, "a red three", "prompt_function must be callable, not str; get_prompts makes one"),
         ("colorfulness", red_three, "must be callable, not str; get_reward makes one by its name"),
+        (brightness, lambda index: ("a three", {}), r"takes \(index\) and is called without arguments"),
         (lambda: brightness, red_three, r"if it returns a reward function, call it: NAME\(\)"),
     ],
 )
 def test_functions_that_cannot_be_used(tmp_path, reward, prompts, message):
     with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path, reward, prompts)
+
+
+@pytest.mark.parametrize("algorithm", ["rwr", DDPO])
+def test_a_name_or_a_class_is_no_algorithm(tmp_path, algorithm):
+    with pytest.raises(TypeError, match=r"must be an object such as DDPO\(\); make_algorithm makes one"):
+        Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=algorithm)
+
+
+def test_saving_into_a_file_is_refused(tmp_path):
+    (tmp_path / "lora").write_text("a note")
+    with pytest.raises(ValueError, match="lora, which is a file: give a folder"):
+        make_trainer(tmp_path / "run").save_pretrained(tmp_path / "lora")
+
+
+def test_a_strength_that_cannot_work_is_named_first(tmp_path):
+    with pytest.raises(ValueError, match=r"^noise_strength=0\.01 with .* runs no step"):
+        make_trainer(tmp_path, noise_strength=0.01)
 
 
 def test_pipelines_that_cannot_be_trained(tmp_path):

@@ -48,6 +48,8 @@ def _words(path: Path, given: Sequence[str]) -> list[str]:
             values = _of_run(path, values, given)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"--config {path} is damaged: {RUN!r} is not what a run writes") from error
+    if "lr" in values:  # as the flag --lr
+        values = {"train_learning_rate": values.pop("lr"), **values}
     for name, value in values.items():
         if name not in FLAGS | FIELDS:
             close = difflib.get_close_matches(str(name), [*FLAGS, *FIELDS], n=1)

@@ -55,6 +55,12 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
         raise TypeError(
             f"reward_function takes {takes} and is called with (images, prompts, metadata): {remedy}"
         )
+    is_wrapper = hasattr(prompt_function, "__wrapped__")  # its signature is another function's
+    if not is_wrapper and (takes := other_arguments(prompt_function, ())):
+        raise TypeError(
+            f"prompt_function takes {takes} and is called without arguments: write `lambda: ...`, or give "
+            "each argument a default"
+        )
     has = {name for name in ("state_dict", "load_state_dict", "skip") if hasattr(prompt_function, name)}
     if has and not {"state_dict", "load_state_dict"} <= has:
         raise TypeError(
@@ -75,14 +81,16 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
             raise TypeError(remedy)
 
 
-def other_arguments(reward_function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return a function's signature if it does not accept (images, prompts, metadata), else None."""
+def other_arguments(
+    function: Callable[..., Any], arguments: Sequence[str] = ("images", "prompts", "metadata")
+) -> inspect.Signature | None:
+    """Return a function's signature if it does not accept arguments of this number, else None."""
     try:
-        signature = inspect.signature(reward_function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return None
     try:
-        signature.bind("images", "prompts", "metadata")
+        signature.bind(*arguments)
     except TypeError:
         return signature
     return None

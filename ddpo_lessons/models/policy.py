@@ -361,6 +361,8 @@ def save_policy(
     trained denoiser is written with its whole pipeline, for `from_pretrained(folder)`, and `originals` in the
     place of frozen networks. A process that does not write gives its part of the weights alone.
     """
+    if Path(folder).is_file():  # diffusers would log an error, and save nothing
+        raise ValueError(f"cannot save into {folder}, which is a file: give a folder")
     adapted = with_adapters(family.pipeline)
     if not adapted:
         if writes:

@@ -187,7 +187,7 @@ class FirstEpoch:
         excused = steps > 0 and rate == 0  # it may warm up from 0
         size = (squares.sum() / sizes.sum()).sqrt().item()
         such = f", but {len(still)} of {len(names)} stay, such as {still[0]}" if still else ""
-        says = f"by {size:.1e} (rms) in {steps} optimizer steps at a rate of {rate:g}{such}"
+        says = f"by {size:.1e} (rms) in {steps} optimizer steps at a learning rate of {rate:g}{such}"
         if norms.any():
             fine = excused or (size > 0 and not still)
             remedy = "does the optimizer hold other weights than the model, or some of them only?"

@@ -27,7 +27,7 @@ class DeferredInterrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = signum
-        tqdm.write("stopping: dropping this epoch, then saving; once more to stop at once")
+        tqdm.write("stopping: this epoch is dropped, then the run is saved; Ctrl-C again stops at once")
 
     def __enter__(self) -> "DeferredInterrupt":
         if threading.current_thread() is threading.main_thread():

@@ -41,6 +41,8 @@ def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config
         schedule = algorithm.sampling_schedule(start.schedule(family, config), config, epoch=0)
         first, end = recorded_steps(schedule)
     except ValueError as error:
+        if str(error).startswith("noise_strength="):
+            raise
         fields = f"sample_num_steps={config.sample_num_steps}, sample_eta={config.sample_eta}"
         raise ValueError(f"{fields}: {error}") from error
     noisy = schedule.stds[schedule.stds > 0]
