@@ -361,7 +361,7 @@ def gpu_about(result: Row) -> str:
     if missing:
         *others, last = missing
         names = f"{', '.join(others)} or {last}" if others else last
-        outcomes.append(f"We have not run {names} on it yet.")
+        outcomes.append(f"`make gpu` has not completed {names} yet.")
     return " ".join(outcomes)
 
 

@@ -142,8 +142,8 @@ class Trainer:
             raise TypeError(f"config must be a DDPOConfig, not {type(config).__name__}")
         if not isinstance(algorithm, Algorithm):
             raise TypeError(
-                f"algorithm={algorithm!r:.60} must be an object such as DDPO(); make_algorithm makes one by "
-                "its name"
+                f"algorithm={algorithm!r:.60} must be an object such as DDPO(), or the result of "
+                "ddpo_lessons.algorithms.make_algorithm(NAME)"
             )
         config = copy.copy(config)  # a loaded adapter sets its rank, without changing the caller's config
         config.check()

@@ -56,7 +56,9 @@ def test_epochs_on_a_gpu_are_beside_the_paper():
     found = tables.gpu_table({"hardware": "a card, 24.0 GB", "parts": parts}).splitlines()
     assert found[2] == "| sd15 | bf16 | 4 | 11.5 | 12.1 | 4.0 | 6.0 | 12.3 | 44 | 31 | 1e-04 | ok |"
     assert "| sdxl | bf16 | 2, checkpointing | 10.3 | – | – | – | – | – | – | – | out of memory |" in found
-    outcomes = "Tests: 20 passed, 1 failed. Lessons: 12 passed, 99 s, ok. We have not run the demo on it yet."
+    outcomes = (
+        "Tests: 20 passed, 1 failed. Lessons: 12 passed, 99 s, ok. `make gpu` has not completed the demo yet."
+    )
     assert found[-1] == f"Measured on one GPU (a card, 24.0 GB). {outcomes}"
 
 
