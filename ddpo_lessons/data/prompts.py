@@ -110,9 +110,10 @@ def read_prompts(path: str | Path) -> list[str]:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
     entries = _entries(text)
     if entries is None and path.suffix.lower() in TABLES:
+        first = text.strip().partition("\n")[0]
         raise ValueError(
-            f'{path} holds neither JSON such as ["a cat"] nor columns of which one is named prompt: fix it, '
-            "or write one prompt per line into a .txt file"
+            f'{path} begins with {first!r:.80}, which is neither JSON such as ["a cat"] nor names of columns '
+            "with prompt among them: fix it, or write one prompt per line into a .txt file"
         )
     prompts = []
     for number, entry in enumerate(text.splitlines() if entries is None else entries, start=1):
