@@ -431,6 +431,8 @@ def test_help_explains_every_field(capsys, monkeypatch):
         listed = [name for name in registry if f"{name}, " in train_help or f", {name}" in train_help]
         assert listed == [*registry]
     assert "--algorithm {branching,ddpo} Algorithm of training; each has its own schedule." in demo_help
+    assert "the algorithm's schedule. --eval-images" in demo_help  # no default of None beside "If left out"
+    assert "--damage KIND [KIND ...] With --images" in train_help
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):

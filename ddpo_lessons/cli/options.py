@@ -63,6 +63,9 @@ def _with_help(flags: type[T]) -> type[T]:
     for doc in docstring_parser.parse_from_object(flags).params:
         about = tyro.conf.arg(help=" ".join(str(doc.description).split()))
         flags.__annotations__[doc.arg_name] = Annotated[flags.__annotations__[doc.arg_name], about]
+    for name, kind in flags.__annotations__.items():
+        if getattr(flags, name, "") is None:  # its help has "If left out"
+            flags.__annotations__[name] = Annotated[kind, tyro.conf.arg(help_behavior_hint="")]
     return flags
 
 
@@ -170,8 +173,8 @@ class Train:
     to 1. If left out, the preset's value, or 0.2."""
     resolution: int | None = None
     """Side of the images in pixels. If left out, the preset's size, or the model's own."""
-    damage: Annotated[tuple[str, ...] | None, tyro.conf.arg(help=DAMAGE)] = None
-    severity: tuple[int, ...] | None = None
+    damage: Annotated[tuple[str, ...] | None, tyro.conf.arg(help=DAMAGE, metavar="KIND [KIND ...]")] = None
+    severity: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT [INT ...]")] = None
     """Severities of the damage, from 1 (weak) to 5 (strong). If left out, all five."""
     validation: Path | None = None
     """Held-out data, which is not trained on. At intervals during training, the run generates images from
@@ -316,7 +319,9 @@ class Sample:
     """Model as a folder or a name on the hub. If left out, the run's, or tiny-sd."""
     lora: Path | None = None
     """Folder of LoRA weights. If it is inside a run's folder, the run's settings are used."""
-    images: list[Path] = field(default_factory=list)
+    images: Annotated[list[Path], tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="")] = field(
+        default_factory=list
+    )
     """For img2img: folders or files of input images, whose names the results keep. If left out, the images
     of the run."""
     prompt: str | None = None
@@ -388,7 +393,9 @@ class Sample:
 class Plot:
     """Plot rewards and other curves of runs, and for a single run its first and latest images."""
 
-    runs: tyro.conf.Positional[list[Path]]
+    runs: Annotated[
+        tyro.conf.Positional[list[Path]], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
+    ]
     """Folders of finished or unfinished runs. Several runs share the panels of the figure."""
     output: Path | None = None
     """Output file, whose ending sets the format. If left out, plot.png: in the folder of a single run, and
