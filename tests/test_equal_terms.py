@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from benchmarks.common import read_rows, write_rows
+from benchmarks.common import ROOT, read_rows, write_rows
 from benchmarks.results import equal_tasks, equal_terms
 from benchmarks.results.equal_tasks import METHODS, TASKS, Setting
 from benchmarks.results.equal_terms import BEGIN, LADDERS
@@ -100,7 +102,22 @@ def test_an_algorithm_of_ones_own_takes_part(tmp_path):
     assert method.algorithm == f"{file}:Mine"
     assert equal_terms.fits("preference", f"{file}:Mine", BEGIN)
     with pytest.raises(ValueError, match="does not exist"):
-        make_algorithm(TASKS["preference"].method("mine").algorithm)
+        TASKS["preference"].method("mine")
+
+
+def test_an_algorithm_of_ones_own_that_clips_has_the_clip_range_of_ddpo(tmp_path):
+    file = tmp_path / "own_clip.py"
+    file.write_text("from ddpo_lessons.algorithms.ddpo import DDPO\n\n\nclass Own(DDPO):\n    name = 'own'\n")
+    assert TASKS["preference"].method(f"{file}:Own").config == TASKS["preference"].methods["DDPO"].config
+    assert "train_clip_range" not in TASKS["preference"].method("rwr").config
+
+
+@pytest.mark.slow
+def test_a_wrong_method_is_refused_before_any_run():
+    command = [sys.executable, "-m", "benchmarks.results.equal_terms", "--methods", "nowhere.py:Mine"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert "--methods: algorithm='nowhere.py:Mine': there is no file nowhere.py" in ended.stderr
 
 
 def test_a_method_of_ones_own_is_ranked_among_the_others():

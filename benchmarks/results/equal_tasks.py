@@ -25,6 +25,7 @@ import torch
 from benchmarks.common import Row, draw
 from benchmarks.zoo import preference
 from benchmarks.zoo.edit import by_program
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.prompts import animals as animal_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.lessons import demo
@@ -215,9 +216,15 @@ class Task:
     details: dict[str, Method] = field(default_factory=dict)
 
     def method(self, name: str) -> Method:
-        """Return a method by its name, or a user's algorithm, which is named as FILE.py:CLASS."""
+        """Return a method by its name, or a user's algorithm, which is named as FILE.py:CLASS.
+
+        It gets DDPO's settings, without the clip range if it has none. Raises a ValueError for other names.
+        """
         known = {**self.methods, **self.details}
-        return known[name] if name in known else Method(name, {**TWO, **GROUPS})
+        if name in known:
+            return known[name]
+        unused = make_algorithm(name).unused
+        return Method(name, {key: value for key, value in DDPO.items() if key not in unused})
 
 
 COMMON: Row = {

@@ -281,6 +281,11 @@ if __name__ == "__main__":
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--methods", nargs="+", help="names of methods, or FILE.py:CLASS; all if not given")
     arguments = parser.parse_args()
+    try:
+        for name in arguments.methods or ():
+            TASKS[arguments.tasks[0]].method(name)
+    except ValueError as error:
+        parser.error(f"--methods: {error}")
     common.quiet_thread()
     for task in arguments.tasks:
         methods = arguments.methods or list(TASKS[task].methods)
