@@ -140,7 +140,7 @@ def _family(model: str) -> type[Family] | None:
 
 def _source_of_prompts(arguments: Train, images: ImageFolder | None) -> str:
     if arguments.prompt is not None:
-        return f"{arguments.prompt!r} for everything"
+        return f"{arguments.prompt!r} for all samples"
     name = arguments.chosen.prompts
     if images is None and Path(name).is_file():
         lines = read_prompts(name)
