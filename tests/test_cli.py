@@ -218,7 +218,7 @@ def test_a_misspelled_command_is_one_line(capsys):
 def test_a_dry_run_refuses_what_the_run_would_refuse(zoo, capsys):
     flags = ("--images", str(zoo), "--reward", "colorfulness", "--sample-num-steps", "10", "--dry-run")
     run_command("train", *flags, "--noise-strength", "0.05", status=2)
-    assert "use a --noise-strength of at least 0.1, or more steps" in capsys.readouterr().err
+    assert "use a noise_strength of at least 0.1, or more steps" in capsys.readouterr().err
     run_command("train", *flags, "--prompt", "a {lable}", status=2)
     assert "nothing replaces {lable}; only {label} becomes" in capsys.readouterr().err
 

@@ -263,9 +263,9 @@ def test_a_path_may_hold_colons():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nowhere.py:RLOO", "--algorithm nowhere.py:RLOO: there is no file nowhere.py"),
-        ("nowhere:RLOO", "--algorithm nowhere:RLOO cannot be imported: there is no module nowhere in"),
-        ("NAME.py", "--algorithm NAME.py names no class of the file: write NAME.py:CLASS"),
+        ("nowhere.py:RLOO", "algorithm='nowhere.py:RLOO': there is no file nowhere.py"),
+        ("nowhere:RLOO", "algorithm='nowhere:RLOO' cannot be imported: there is no module nowhere in"),
+        ("NAME.py", "algorithm='NAME.py' names no class of the file: write NAME.py:CLASS"),
         ("NAME.py:scale=2", "names no class of the file: write NAME.py:CLASS"),
         ("NAME.py:RLO", "NAME.py has no 'RLO'; it has RLOO"),
         ("NAME.py:RLOO:scal=2", "has no setting 'scal' (perhaps scale): it has scale"),
@@ -273,7 +273,7 @@ def test_a_path_may_hold_colons():
         ("NAME.py:RLOO:scale", "write settings as NAME.py:RLOO:KEY=VALUE"),
         (
             "NAME.py:RLOO:scale=-1",
-            "NAME.py:RLOO cannot be made of {'scale': -1.0}: scale=-1.0 must be above 0",
+            "NAME.py:RLOO' cannot be made of {'scale': -1.0}: scale=-1.0 must be above 0",
         ),
         ("NAME.py:RLOO --sample-group-size 1", "of a group: sample_group_size must be at least 2"),
         ("others_NAME.py:Other", "is no subclass of ddpo_lessons.algorithms.algorithm.Algorithm"),
@@ -285,8 +285,8 @@ def test_a_path_may_hold_colons():
         ("others_NAME.py:Forgets:scale=2", "does not keep its argument 'scale'"),
         ("others_NAME.py:Hides:scale=2", "leaves 'scale' out of what its identity() returns"),
         ("broken.py:RLOO", "cannot be imported: SyntaxError"),
-        ("flow_gpro", "--algorithm flow_gpro does not exist (perhaps flow_grpo)"),
-        ("flow_gpro:window=3", "--algorithm flow_gpro does not exist (perhaps flow_grpo)"),
+        ("flow_gpro", "algorithm='flow_gpro' does not exist (perhaps flow_grpo)"),
+        ("flow_gpro:window=3", "algorithm='flow_gpro' does not exist (perhaps flow_grpo)"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_any_model_loads(mine, text, message, capsys, monkeypatch):

@@ -238,5 +238,5 @@ def test_images_are_checked_for_every_term(mine, model, capsys):
     pictures(Path("photos"), "a.png")
     flags = ["train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7"]
     run_command(*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1", status=2)
-    assert "--reward clip_margin needs to know what the images show" in capsys.readouterr().err
+    assert "reward='clip_margin' needs to know what the images show" in capsys.readouterr().err
     run_command(*flags, "--reward", f"{mine}:red")

@@ -227,7 +227,7 @@ def test_another_reward_prompt_or_folder_is_told_in_one_line(here, model, capsys
     flags = ("train", *TINY, "--model", model, "--noise-strength", "0.7", "--images", "pics")
     run_command(*flags)
     run_command(*flags, "--noise-strength", "1.0", "--resume-from", "latest", status=2)
-    assert "--noise-strength: 0.7 there, 1.0 here" in capsys.readouterr().err
+    assert "noise_strength: 0.7 there, 1.0 here" in capsys.readouterr().err
     again = (*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", "jpeg_compressibility")
     run_command(*again, "--images", "other", "--prompt", "a fox")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("continuing"))

@@ -4,7 +4,6 @@ A command imports what it needs when it runs, because torch takes a second to lo
 `doctor` must also run where they cannot be loaded.
 """
 
-import dataclasses
 import functools
 import importlib
 import operator
@@ -69,26 +68,6 @@ def parse(argv: Sequence[str]) -> Any:
     return tyro.cli(_flags(name), prog=f"ddpo-lessons {name}", description=about, args=words, config=config)
 
 
-def _in_flags(text: str, command: str) -> str:
-    """Write fields of Python in an error message as flags, such as `overwrite=True` as `--overwrite`."""
-    names = {spec.name for spec in dataclasses.fields(_flags(command))}
-    if "settings" in names:
-        from ddpo_lessons.config import DDPOConfig
-
-        names |= {spec.name for spec in dataclasses.fields(DDPOConfig)}
-
-    def flag(found: re.Match[str]) -> str:
-        name, value = found[1].replace("_", "-"), found[2]
-        if value in ("=True", "=False"):
-            return f"--{'no-' if value == '=False' else ''}{name}"
-        if value is None:  # without a value, only names such as train_batch_size are no words of English
-            return f"--{name}" if "_" in found[1] else found[0]
-        return f"--{name} {value[1:].strip(chr(39))}"
-
-    name, value = "|".join(sorted(names)), r"=True\b|=False\b|='[\w.:@/-]+'|="
-    return re.sub(rf"(?<![\w./\\-])({name})(?:({value})|(?![\w/\\]))", flag, text)
-
-
 def _own_line(error: BaseException) -> str:
     """Return where in the user's code an error was raised, such as " (mine.py, line 3)", or ""."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
@@ -130,10 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(end.code or 0)
         return run(argv[0], flags)
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
-        text, place = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split())), _own_line(error)
-        if not place and argv[0] in COMMANDS and not text.startswith("--config "):
-            text = _in_flags(text, argv[0])
-        print(f"error: {text}{place}", file=sys.stderr)
+        text = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
+        print(f"error: {text}{_own_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count
