@@ -1,10 +1,13 @@
-"""What lessons 02, 03, 09 and 10 quote of measurements is what the committed files hold."""
+"""What lessons 01 to 04, 06 and 08 to 10 quote of measurements is what the committed files hold."""
 
 import csv
 import json
 from pathlib import Path
 from statistics import mean
 
+import pytest
+
+from benchmarks.speed.lessons import LESSONS, play
 from tests.helpers import cells_of
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -24,6 +27,12 @@ def cells(seeds: list[float], form: str) -> str:
     return ", ".join(format(value, form) for value in seeds).replace("-", "−")
 
 
+def ends_of_orders(new: bool, column: str = "mean_reward", **values: str) -> list[float]:
+    """Return a column of orders.csv after training, for the first three seeds or for the new ones."""
+    ends = rows("orders.csv", epoch="6", **values)
+    return [float(row[column]) for row in ends if (int(row["seed"]) > 2) == new]
+
+
 def test_rewards_of_lesson_02():
     text = prose("02_time_shuffling")
     orders = {
@@ -33,17 +42,40 @@ def test_rewards_of_lesson_02():
     for letter, order in orders.items():
         quoted = []
         for reward, rate in (("redness", "0.003"), ("redness", "0.001"), ("compressibility", "0.003")):
-            ends = rows("orders.csv", reward=reward, learning_rate=rate, order=order, epoch="6")
-            quoted.append(cells([float(row["mean_reward"]) for row in ends], ".2f"))
+            ends = ends_of_orders(False, reward=reward, learning_rate=rate, order=order)
+            quoted.append(cells(ends, ".2f"))
         (line,) = (line for line in text.splitlines() if line.startswith(f"| {letter} | "))
         assert line.endswith(f" | {' | '.join(quoted)} |")
     for letter in "BCD":
-        runs = {"reward": "redness", "order": orders[letter], "epoch": "6"}
+        runs = {"reward": "redness", "order": orders[letter]}
         percents = (
-            [100 * float(row["judge"]) for row in rows("orders.csv", learning_rate=rate, **runs)]
+            [100 * part for part in ends_of_orders(False, "judge", learning_rate=rate, **runs)]
             for rate in ("0.003", "0.001")
         )
         assert f"| {orders[letter]} | {' | '.join(cells(p, '.0f') for p in percents)} |" in text
+
+
+def test_new_seeds_of_lesson_02():
+    text = prose("02_time_shuffling")
+    names = {
+        "first three": "first three", "all seven": "all seven",
+        "three, one shared order": "three, shared order", "three, own orders": "three, individual orders",
+        "last three": "last three",
+    }  # fmt: skip
+    ends = [
+        [ends_of_orders(True, reward="redness", learning_rate=rate, order=order) for order in names.values()]
+        for rate in ("0.003", "0.01")
+    ]
+    for name, *found in zip(names, *ends, strict=True):
+        spans = [f"{min(seeds):.2f} to {max(seeds):.2f}" for seeds in found]
+        assert f"| {name} | {' | '.join(spans)} |" in text
+    for found in ends:
+        seeds = [*zip(*found, strict=True)]  # of each seed the rewards of all orders
+        assert [seed.index(max(seed)) for seed in seeds] == [0] * 5
+        assert sum(min(seed) == seed[-1] for seed in seeds) == 4
+    first_three = {"reward": "redness", "learning_rate": "0.003", "order": "first three"}
+    threes = 48 * sum(ends_of_orders(True, "judge", **first_three))
+    assert (round(threes), "in one of 240 images" in text) == (1, True)
 
 
 def test_gradients_of_lesson_02():
@@ -130,6 +162,79 @@ def test_timing_of_noise_in_lesson_09():
     assert f"With the σ of `flow` this factor is {span(leads['flow'], '.1f')}." in text
     pairs = zip(leads["same"], leads["flow"], strict=True)
     assert all(same - 1 < (flow - 1) / 2 for same, flow in pairs)  # "most of the lead"
+
+
+def other_seeds(lesson: str, count: int = 5) -> dict[str, list[float]]:
+    """Return what other_seeds.csv has of a lesson: each quantity's value for every seed."""
+    found: dict[str, list[float]] = {}
+    for row in rows("other_seeds.csv", lesson=lesson):
+        found.setdefault(row["quantity"], []).append(float(row["value"]))
+    assert {len(values) for values in found.values()} == {count}
+    return found
+
+
+def test_a_lesson_is_not_played_without_a_cell_that_is_asked_for():
+    with pytest.raises(KeyError, match=r"01_batching\.ipynb has no code cell c999"):
+        play(LESSONS[0], only=["c01", "c999"])
+
+
+def test_other_seeds_of_lesson_01():
+    wrong = [value for (value,) in other_seeds("01-wrong", 1).values()]
+    assert (len(wrong), sum(value > -1.5 for value in wrong)) == (100, 5)
+    assert "five of a hundred red runs end above −1.5" in prose("01_batching")
+    found = other_seeds("01")
+    assert all(map(float.__gt__, found["ESS ratio"], found["by formula"]))
+
+
+def test_other_seeds_of_lesson_03():
+    text, found = prose("03_ddim_log_probs"), other_seeds("03")
+    for what in ("noise", "starts"):
+        counts = [n for k in range(3) for n in found[f"changed by other {what}, {k}"]]
+        assert f"other {what} changed {min(counts):.0f} to {max(counts):.0f}" in text
+    rise = found["rise of redness"]
+    assert f"by {min(rise):.2f} to {max(rise):.2f} in the six steps" in text
+
+
+def test_other_seeds_of_lesson_04():
+    text, found = prose("04_ppo_clipping"), other_seeds("04")
+    assert f"within {max(found['largest error of the formula with aim']):.2f} with five other seeds" in text
+    assert {*found["timesteps beyond the limit"]} == {4, 5}
+    assert max(abs(x - 1) for x in found["center / predicted, not clipped"]) < 0.05
+    sinks = [1 - x for x in found["center / predicted, clipped"]]
+    assert f"sinks {min(sinks):.0%} to {max(sinks):.0%} less than predicted" in text
+
+    def times(toy: str, *rates: float) -> list[float]:
+        return [value for rate in rates for value in found[f"times as far, {toy}, {rate}"]]
+
+    every = (0.025, 0.05, 0.1, 0.2, 0.4)
+    assert min(times("noisy rewards", *every)) > 2
+    assert min(times("noisy rewards, falling learning rate", *every)) > 2
+    assert max(times("noisy rewards, σ fixed at 1", *every)) < 1.2
+    quiet = "rewards without noise"
+    assert min(times(quiet, 0.025, 0.05)) > 1
+    assert max(times(quiet, 0.4)) < 1
+    assert all(min(times(quiet, rate)) < 1 < max(times(quiet, rate)) for rate in (0.1, 0.2))
+
+
+def test_other_seeds_of_lesson_06():
+    text, found = prose("06_text_to_image_ddpo"), other_seeds("06")
+    assert all(map(float.__lt__, found["kB of others, after"], found["kB of others, before"]))
+    named, foxes = found["recognized others"], found["recognized foxes"]
+    assert f"recognized {min(named):.0f} to {max(named):.0f} of the others" in text
+    assert f"and {min(foxes):.0f} to {max(foxes):.0f} of the foxes" in text
+    assert sum(map(float.__lt__, named, foxes)) == 2  # "with two of the seeds"
+    times = [value for n in range(4) for value in found[f"times the KL, action {n}"]]
+    assert f"with five other seeds it is {min(times):.1f} to {max(times):.0f} times as large" in text
+
+
+def test_other_seeds_of_lesson_08():
+    found = other_seeds("08")
+    assert {*found["outside in float32"]} == {0}
+    assert {*found["outside in float16"]} == {0, 1, 2}
+    assert {*found["outside in bfloat16"]} == {8}
+    finds = {row["seed"] for row in rows("other_seeds.csv", lesson="08-preflight") if row["value"] == "1.0"}
+    assert finds == {"11", "12", "16"}
+    assert len(rows("other_seeds.csv", lesson="08-preflight")) == 10
 
 
 def test_distances_of_lesson_10():
