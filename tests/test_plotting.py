@@ -1,15 +1,17 @@
-"""Grids, the dilemma and sliders."""
+"""Grids, strips, the dilemma and sliders."""
 
+import itertools
 import re
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ddpo_lessons.image import image_grid
 from ddpo_lessons.lessons import slider
-from ddpo_lessons.lessons.plotting import plot_dilemma
+from ddpo_lessons.lessons.plotting import plot_dilemma, plot_strip
 
 
 def test_grid_places_images_row_by_row_and_fills_with_white():
@@ -29,6 +31,42 @@ def test_small_images_are_enlarged_without_blending():
 def test_grid_refuses_nothing():
     with pytest.raises(ValueError, match="N >= 1"):
         image_grid(torch.zeros(0, 3, 4, 4), columns=2)
+
+
+@pytest.mark.parametrize("count", [1, 4, 6, 8, 10])
+def test_labels_of_a_strip_are_readable_and_apart(count):
+    """At 900 pixels, the width of a notebook's output, they are at least 11 pixels high."""
+    rows = {name: torch.full((12, 3, 2, 2), value) for name, value in (("input", 0.0), ("after RL", 0.5))}
+    figure = plot_strip(rows, ["an animal on a yellow background", "seven"] * 6, count)
+    width = figure.get_size_inches()[0]
+    assert width <= 9
+    *prompts, first, second = figure.texts
+    assert [text.get_text() for text in (first, second)] == ["input", "after RL"]
+    assert [" ".join(text.get_text().split()) for text in prompts[:2]] == (
+        ["an animal on a yellow background", "seven"][:count]
+    )
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in prompts]
+    images = [axis.get_window_extent(renderer) for axis in figure.axes]
+    assert len(images) == 2 * count
+    for text in figure.texts:
+        assert text.get_fontsize() / 72 * 900 / max(width, 9) >= 11
+        assert not any(text.get_window_extent(renderer).overlaps(image) for image in images)
+    for left, right in itertools.pairwise(boxes):
+        assert left.x1 < right.x0
+    for box in boxes:
+        assert box.y1 <= figure.bbox.y1 + 1
+        assert not box.overlaps(first.get_window_extent(renderer))
+    assert {axis.images[0].get_array().max() for axis in figure.axes[:count]} == {0.0}
+    assert {axis.images[0].get_array().max() for axis in figure.axes[count:]} == {0.5}
+    assert all(image.width == pytest.approx(image.height) for image in images)
+
+
+def test_a_strip_wraps_a_long_name_and_shows_no_more_than_there_is():
+    images = torch.zeros(2, 3, 2, 2)
+    figure = plot_strip({"a name that is longer than two images are wide": images}, ["one", "two"], 8)
+    assert len(figure.axes) == 2
+    assert figure.texts[-1].get_window_extent(FigureCanvasAgg(figure).get_renderer()).x1 < figure.bbox.x1 + 5
 
 
 def test_the_dilemma_draws_every_curve_and_path():

@@ -19,6 +19,7 @@ from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.lessons.demo import (
     BACKGROUND_WEIGHT,
+    BEFORE_AFTER_DPI,
     POLICY,
     SCHEDULES,
     SETTINGS,
@@ -92,7 +93,8 @@ def train(run: Row) -> list[Row]:
         read(name, evaluation, evaluation.images(pipeline, POLICY))
     if (run["algorithm"], seed) == ("branching", SEEDS["branching"][0]):
         images["after"] = shown.images(pipeline, POLICY)
-        before_after(shown.edits, images).savefig(ROOT / "images" / "demo-before-after.png", dpi=150)
+        figure = before_after(shown.edits, images)
+        figure.savefig(ROOT / "images" / "demo-before-after.png", dpi=BEFORE_AFTER_DPI)
     return rows
 
 

@@ -86,6 +86,7 @@ TEST, VALIDATION = 0, 1
 WATCHED = 100  # number of validation images
 WATCH_EVERY = 16  # epochs
 SHOWN = 8  # number of test images in before-after.png
+BEFORE_AFTER_DPI = 320
 
 
 def img2img(
@@ -229,14 +230,18 @@ def _made_with(trainer: Trainer, arguments: Demo) -> dict[str, Any]:
 
 
 def before_after(edits: animals.Edits, images: dict[str, torch.Tensor]) -> Figure:
-    """Show the first images: the input, the untrained results at two settings, and after RL."""
+    """Show the first images: the input, the untrained results at two settings, and after RL.
+
+    Prompts differ in one word, their color. This word alone fits above an image in a readable size.
+    """
+    colors = [prompt.split()[-2] for prompt in edits.prompts]
     rows = {
-        "input image": edits.images,
+        'input image; the prompt is "an animal on a … background"': edits.images,
         f"untrained, strength {POLICY.strength}": images["before"],
         "untrained, best settings": images["untrained_best"],
         "after RL": images["after"],
     }
-    return plot_strip(rows, edits.prompts, SHOWN)
+    return plot_strip(rows, colors, SHOWN, width=5)
 
 
 def _write_results(
@@ -248,7 +253,7 @@ def _write_results(
 ) -> None:
     """Write results.json, before-after.png and dilemma.png."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    before_after(edits, images).savefig(folder / "before-after.png", dpi=150)
+    before_after(edits, images).savefig(folder / "before-after.png", dpi=BEFORE_AFTER_DPI)
     curves = {f"untrained, guidance {UNTRAINED_BEST.guidance:g}": curve}
     figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, correct="background", kept="animal")
     figure.savefig(folder / "dilemma.png", dpi=150)

@@ -15,23 +15,45 @@ if TYPE_CHECKING:
 # Of plot_dilemma. images/draw_07_img2img_ddpo.py imports them, so that both have the same colors.
 CURVE_COLORS = ("#86660f", "#8a3f96", "#c04f12", "#b03050")
 PATH_COLORS = ("#3568b0", "#2e7d4f", "#22262e")
+# Of plot_strip, in inches but for the points of the font: a line, an average letter, and between two images.
+FONT_SIZE, LINE, LETTER, GAP = 9, 0.17, 0.078, 0.06
 
 
-def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: int) -> Figure:
-    """Show the first `count` images of each row (N, 3, H, W), below their N prompts."""
+def plot_strip(
+    rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: int, width: float = 9.0
+) -> Figure:
+    """Show the first `count` images of each row (N, 3, H, W), below their N prompts.
+
+    The figure has at most this width in inches. Nine of them, at 100 dots per inch, are as wide as the output
+    of a notebook, which therefore does not shrink the labels.
+    """
     from matplotlib.figure import Figure
 
     count = min(count, len(prompts))
-    figure = Figure(figsize=(1.25 * count + 1.2, 1.25 * len(rows) + 0.5), layout="constrained")
-    grid = figure.subplots(len(rows), count, squeeze=False)
-    for axes, (name, images) in zip(grid, rows.items(), strict=True):
-        for axis, image in zip(axes, images, strict=False):
+    side = min(1.25, width / count)  # of an image and the gap beside it, as all lengths in inches
+    letters = int(side / LETTER)
+    columns = [textwrap.fill(prompt, letters, break_long_words=False) for prompt in prompts[:count]]
+    names = [textwrap.fill(name, int(count * side / LETTER)) for name in rows]
+    above = LINE * max(_lines(text) for text in columns) + GAP
+    height = above + sum(LINE * _lines(name) + side for name in names)
+    figure = Figure(figsize=(count * side, height))
+    for n, prompt in enumerate(columns):
+        middle = (n * side + (side - GAP) / 2) / (count * side)
+        figure.text(middle, 1 - (above - GAP) / height, prompt, fontsize=FONT_SIZE, ha="center", va="bottom")
+    top = height - above
+    for name, images in zip(names, rows.values(), strict=True):
+        top -= LINE * _lines(name)
+        figure.text(0, (top + GAP / 3) / height, name, fontsize=FONT_SIZE, fontweight="bold", va="bottom")
+        top -= side
+        for n, image in enumerate(images[:count]):
+            place = n / count, (top + GAP) / height, (1 - GAP / side) / count, (side - GAP) / height
+            axis = figure.add_axes(place, xticks=[], yticks=[])
             axis.imshow(image.permute(1, 2, 0).cpu(), interpolation="nearest")
-            axis.set(xticks=[], yticks=[])
-        axes[0].set_ylabel(textwrap.fill(name, 14), rotation=0, ha="right", va="center", fontsize=9.5)
-    for axis, prompt in zip(grid[0], prompts, strict=False):
-        axis.set_title(textwrap.fill(prompt, 16), fontsize=8.5)
     return figure
+
+
+def _lines(text: str) -> int:
+    return text.count("\n") + 1
 
 
 def plot_dilemma(

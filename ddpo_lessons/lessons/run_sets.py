@@ -168,14 +168,14 @@ def show_images(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Figu
     """Show the first `count` images of an epoch of each run, with their rewards."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.05 * count + 0.9, 1.3 * len(runs)), layout="constrained")
+    figure = Figure(figsize=(count + 1.0, 1.3 * len(runs)), layout="constrained")
     for row, (name, run) in zip(figure.subplots(len(runs), count, squeeze=False), runs.items(), strict=True):
         for axis, image, reward in zip(
             row, run.images[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
         ):
             axis.imshow(image.permute(1, 2, 0).cpu(), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-            axis.set_title(f"{reward:.3f}", fontsize=8)
+            axis.set_title(f"{reward:.3f}", fontsize=9)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center")
     return figure
 
