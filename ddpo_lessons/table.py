@@ -1,5 +1,6 @@
-"""Provide lists that are printed as one line per element, also in notebooks."""
+"""Provide lists that are printed as one line per element, also in notebooks, and wrap long lines."""
 
+import textwrap
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -10,3 +11,8 @@ class Lines(list[T]):
 
     def __repr__(self) -> str:
         return "\n".join(map(str, self))
+
+
+def wrap(text: str, indent: int) -> str:
+    """Wrap a line at 88 columns, as wide as a notebook's output; later lines are indented."""
+    return textwrap.fill(text, 88, subsequent_indent=" " * indent, break_long_words=False)

@@ -39,8 +39,10 @@ class Measured:
     evaluations: torch.Tensor | None = None  #: (N,) from the evaluator, if there is one
 
     def __str__(self) -> str:
-        text = f"{self.name:<32} reward {with_error(self.rewards)}"
-        return text if self.evaluations is None else f"{text}   evaluator {with_error(self.evaluations)}"
+        text = f"{self.name:<32} reward {with_error(self.rewards):>16}"
+        if self.evaluations is None:
+            return text
+        return f"{text}   evaluator {with_error(self.evaluations):>14}"
 
 
 def with_error(scores: torch.Tensor) -> str:

@@ -26,8 +26,8 @@ MADE = SmokeRun(
 
 def test_sentences_by_hand():
     assert repr(MADE).splitlines() == [
-        "An epoch of 16 images takes 36 s: sampling 20 s, rewards 1 s, training 15 s; that is 2.25 s per "
-        "image.",
+        "An epoch of 16 images takes 36 s: sampling 20 s, rewards 1 s, training 15 s.",
+        "That is 2.25 s per image.",
         "The peak is 9.87 GB of GPU memory.",
         "The first ratio is off by 2.0e-08; the clip range is 0.0001.",
         "Ratios of sampling and training are off by 1.5e-03.",
@@ -35,8 +35,17 @@ def test_sentences_by_hand():
     ]
     assert (MADE.hours, MADE.money, MADE.seconds_per_image) == (1.0, 0.5, 2.25)
     plain = dataclasses.replace(MADE, sampling_error=None, first_ratio_error=None, price_per_hour=0.0)
-    assert repr(plain).splitlines()[2] == "All 100 epochs take 1:00:00, validation and checkpoints left out."
-    assert len(repr(plain).splitlines()) == 3
+    assert repr(plain).splitlines()[3:] == [
+        "All 100 epochs take 1:00:00, validation and checkpoints left out."
+    ]
+    precise = dataclasses.replace(MADE, seconds_sampling=0.00123, seconds_reward=0.00123)
+    assert repr(precise).splitlines()[:2] == [
+        "An epoch of 16 images takes 15 s: sampling 0.00123 s, rewards 0.00123 s, training 15 s.",
+        "That is 0.938 s per image.",
+    ]
+    longer = repr(dataclasses.replace(precise, images=1_600_000, seconds_training=0.00123)).splitlines()
+    assert longer[1].startswith("  ")
+    assert max(map(len, longer)) <= 88
 
 
 def test_a_smoke_run_measures_an_epoch(tmp_path):

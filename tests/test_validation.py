@@ -133,6 +133,9 @@ def test_means_with_standard_errors_by_hand():
     assert with_error(scores) == f"3.000 ± {(14 / 12) ** 0.5:.3f}"
     found = Measured("untrained", scores, scores / 2)
     assert " ".join(str(found).split()) == "untrained reward 3.000 ± 1.080 evaluator 1.500 ± 0.540"
+    worse = Measured("fog", scores - 13, found.evaluations)
+    assert str(worse).index("evaluator") == str(found).index("evaluator")
+    assert len(str(worse)) == len(str(found)) <= 88
     assert with_error(torch.tensor([2.0])) == "2.000 ± nan"
 
 

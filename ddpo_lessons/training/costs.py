@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from ddpo_lessons.table import wrap
 from ddpo_lessons.training.record import read_run
 from ddpo_lessons.training.runlog import read_metrics
 
@@ -65,7 +66,8 @@ class SmokeRun:
         sampling, reward, training = (f"{seconds:.3g} s" for seconds in phases)
         lines = [
             f"An epoch of {self.images} images takes {self.seconds:.3g} s: sampling {sampling}, rewards "
-            f"{reward}, training {training}; that is {self.seconds_per_image:.3g} s per image.",
+            f"{reward}, training {training}.",
+            f"That is {self.seconds_per_image:.3g} s per image.",
             f"The peak is {self.peak_bytes / 1e9:.2f} GB of {'GPU' if self.is_gpu else 'main'} memory.",
         ]
         if self.first_ratio_error is not None:
@@ -77,7 +79,7 @@ class SmokeRun:
             lines.append(f"Ratios of sampling and training are off by {self.sampling_error:.1e}.")
         cost = hours_and_money(self.seconds * self.num_epochs, self.price_per_hour)
         lines.append(f"All {self.num_epochs} epochs take {cost}, validation and checkpoints left out.")
-        return "\n".join(lines)
+        return "\n".join(wrap(line, indent=2) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Cost:
             ratio = self.seconds / self.predicted_seconds
             predicted = hours_and_money(self.predicted_seconds, self.price_per_hour)
             lines.append(f"predicted were {predicted}: the run took {ratio:.2f} times as long")
-        return "\n".join(lines)
+        return "\n".join(wrap(line, indent=2) for line in lines)
 
 
 def cost(run: Any, predicted: SmokeRun | None = None) -> Cost:

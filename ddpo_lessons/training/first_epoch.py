@@ -13,7 +13,7 @@ import torch
 
 from ddpo_lessons.models.policy import unread
 from ddpo_lessons.models.sharded import part_of
-from ddpo_lessons.table import Lines
+from ddpo_lessons.table import Lines, wrap
 from ddpo_lessons.training.learner import Learner, Weights
 
 NOT_CLIPPED = 1e-3  # what the first ratio may be off by where no clip range says it
@@ -43,7 +43,7 @@ class Finding:
 
 
 class Findings(Lines[Finding]):
-    """The results of all checks, printed as a line per check and a summary."""
+    """The results of all checks, printed as a wrapped line per check and a summary."""
 
     @property
     def failed(self) -> list[Finding]:
@@ -53,7 +53,8 @@ class Findings(Lines[Finding]):
     def __repr__(self) -> str:
         skipped = sum(not finding.checked for finding in self)
         passed = len(self) - len(self.failed) - skipped
-        text = f"{super().__repr__()}\n{passed} of {len(self)} checks passed"
+        lines = [wrap(str(finding), indent=6) for finding in self]
+        text = "\n".join([*lines, f"{passed} of {len(self)} checks passed"])
         return f"{text}, {skipped} not checked" if skipped else text
 
 
