@@ -1,7 +1,8 @@
 """Copies of the lessons that carry their figures: `python images/inline.py FOLDER [NOTEBOOK ...]`.
 
 A lesson shows `../images/NAME.svg`, which is not there when only the notebook was uploaded. In the copies
-each figure stands in the text as a PNG, and links to other files of the repository are plain text.
+each figure stands in the text as a PNG, and links to other files of the repository are plain text. A line
+says what to upload before the first cell, and Colab offers a GPU for the lesson that needs one.
 `make colab` puts the package's wheel beside them.
 """
 
@@ -18,6 +19,12 @@ IMAGES = Path(__file__).parent
 NOTEBOOKS = IMAGES.parent / "notebooks"
 FIGURE = re.compile(r"\.\./images/([\w-]+)\.(svg|png)")
 LINK = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\((?!https?:|data:|#)[^()\s]+\)")  # to a file that is not there
+
+ON_GPU = "13_full_run"  # its opening has all steps on Colab
+UPLOAD = (
+    "\n\n**On Colab**, before you run the first cell, upload the package's wheel in the *Files* panel on the "
+    "left. (`make colab` wrote it beside this notebook.)"
+)
 
 
 def script(name: str) -> Path:
@@ -36,7 +43,7 @@ def draw(notebooks: list[Path], folder: Path) -> None:
 
 
 def inline(notebook: Path, drawn: Path) -> str:
-    """Return the JSON of a notebook with its figures in the text; `drawn` has the PNGs made for it."""
+    """Return the JSON of a notebook's copy for Colab; `drawn` has the PNGs made for it."""
 
     def data(figure: re.Match[str]) -> str:
         name, kind = figure.groups()
@@ -47,6 +54,11 @@ def inline(notebook: Path, drawn: Path) -> str:
     for cell in content["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = LINK.sub(r"\1", FIGURE.sub(data, "".join(cell["source"])))
+    opening, setup = content["cells"][:2]
+    if notebook.stem == ON_GPU:
+        content["metadata"] |= {"accelerator": "GPU", "colab": {"gpuType": "T4"}}
+    elif "SOURCE = None" in "".join(setup["source"]):  # otherwise pip finds the package
+        opening["source"] += UPLOAD
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 

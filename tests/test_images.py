@@ -106,6 +106,12 @@ def test_a_copy_for_colab_carries_its_figures_and_has_no_dead_links(lesson, draw
     diagrams = [name.removesuffix(".svg") for name in figures(lesson) if name.endswith(".svg")]
     (folder,) = {path.parent for name in diagrams for path in drawn(inline.script(name))}
     original, copy = json.loads(lesson.read_text("utf-8")), json.loads(inline.inline(lesson, folder))
+    on_gpu = {"accelerator": "GPU", "colab": {"gpuType": "T4"}} if lesson.stem == inline.ON_GPU else {}
+    assert copy["metadata"] == {**original["metadata"], **on_gpu}
+    copy["metadata"] = original["metadata"]
+    opening = copy["cells"][0]
+    assert "Upload" in opening["source"] or inline.UPLOAD in opening["source"]
+    opening["source"] = opening["source"].removesuffix(inline.UPLOAD)
     count = 0
     for cell, carried in zip(original.pop("cells"), copy.pop("cells"), strict=True):
         source, inlined = "".join(cell.pop("source")), "".join(carried.pop("source"))
@@ -120,6 +126,23 @@ def test_a_copy_for_colab_carries_its_figures_and_has_no_dead_links(lesson, draw
         count += len(pictures)
     assert copy == original
     assert count == len(figures(lesson))
+
+
+@pytest.mark.parametrize("name", ["01_batching", inline.ON_GPU])
+@pytest.mark.parametrize("source", ["None", '"ddpo-lessons"'])
+def test_a_copy_for_colab_says_what_to_upload_and_asks_for_a_gpu(name, source, tmp_path):
+    """Nothing is uploaded if pip finds the package; lesson 13 has its own words about it."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        {"cell_type": "code", "source": [f"SOURCE = {source}\n"]},
+    ]
+    path = tmp_path / f"{name}.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {}}}), encoding="utf-8")
+    copy = json.loads(inline.inline(path, tmp_path))
+    uploads = source == "None" and name != inline.ON_GPU
+    assert copy["cells"][0]["source"] == "# Title\ntext" + uploads * inline.UPLOAD
+    on_gpu = {"accelerator": "GPU", "colab": {"gpuType": "T4"}} if name == inline.ON_GPU else {}
+    assert copy["metadata"] == {"kernelspec": {}, **on_gpu}
 
 
 @pytest.mark.slow
