@@ -104,7 +104,7 @@ def diversity() -> Figure:
     settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best-of-2", "best-of-3", "best-of-4")
     names = {
         "guidance 1.5": (-44, -13, "right"),
-        "guidance 4": (-6, -16, "center"),
+        "guidance 4": (-25, -19, "center"),
         "best-of-4": (9, -4, "left"),
         "untrained": (10, -4, "left"),
     }

@@ -12,12 +12,14 @@ def time_to_result() -> Figure:
     rows = read_rows("speed/time_to_result.csv")
     about = json.loads((BENCHMARKS / "speed/time_to_result.json").read_text(encoding="utf-8"))
     figure, (axes,) = panels(1, (6, 5.9))
-    for variant, color in zip(sorted({row["variant"] for row in rows}), PALETTE, strict=False):
+    lines = zip(PALETTE, ("-", "-", "-", "--"), strict=False)  # the last one lies on the line before
+    for variant, (color, style) in zip(sorted({row["variant"] for row in rows}), lines, strict=False):
         runs = of_seeds(where(rows, variant=variant), "seconds", "both")
         for number, run in enumerate(runs):
             # Guidance differs between the settings, and so does the untrained policy's accuracy.
             seconds, gained = run[1:, 0], run[1:, 1] - run[0, 1]
-            axes.plot(seconds, gained, color=color, linewidth=1.6, label=None if number else variant)
+            name = None if number else variant
+            axes.plot(seconds, gained, style, color=color, linewidth=1.6, label=name)
             axes.plot(seconds[-1:], gained[-1:], "o", color=color, markersize=5)
     for height, text in ((0.0, "before RL"), (about["gain"], f"+{100 * about['gain']:.0f} points")):
         axes.axhline(height, color=INK, linestyle=":", linewidth=1.2)
