@@ -1,5 +1,6 @@
 """Lesson 11's experiment: its measures, against numbers worked out by hand, and its questions."""
 
+import itertools
 from statistics import mean
 
 import pytest
@@ -137,6 +138,45 @@ def test_other_noise_of_lesson_11():
     ]
     assert sorted(nearer) == [0, 0, 0, 4, 4]
     text = lesson()
-    assert f"guidance 1.5 has distances from {span([*guided.values()], '.1f')}, and" in text
+    assert f"guidance 1.5 has distances from {span([*guided.values()], '.1f')}." in text
     spread = span([float(row["frechet"]) for row in trained], ".1f")
-    assert f"after 256 reward evaluations have distances from {spread}." in text
+    assert f"DRaFT-3 have distances from {spread} after 256 reward evaluations" in text
+
+
+def lines_of_other_rates() -> list[str]:
+    """Return the lines of lesson 11's table on the other learning rates; a cell has the two seeds."""
+    lines, at = list[str](), (0, *reward_gradient.READINGS)
+    for rate, method in itertools.product(("0.001", "0.01"), GRADIENTS):
+        trained = runs(reward_gradient.OTHER_RATES, method, learning_rate=rate)
+        assert len(trained) == 2
+        cells = []
+        for run in trained:
+            (rewards, distances), lowest = (
+                columns(run, "reward", "frechet"),
+                min(row["frechet"] for row in run),
+            )
+            passed = [str(n) for n, reward in zip(at, rewards, strict=True) if reward >= LEVEL]
+            turn = str(at[distances.index(lowest)])
+            cells.append((f"{lowest:.2f}", turn, (passed or ["never"])[0], f"{distances[-1]:.2f}"))
+        ends = " | ".join(", ".join(each) for each in zip(*cells, strict=True))
+        lines.append(f"| {rate} | {method} | {ends} |")
+    return lines
+
+
+def test_other_learning_rates_of_lesson_11():
+    """With 0.001 the rule holds or does not stop a run yet; with 0.01 it is in time for one run of six."""
+    text = lesson()
+    assert all(line in text for line in lines_of_other_rates())
+    in_time = {"0.001": 0, "0.01": 0}
+    for rate in in_time:
+        for run in runs(reward_gradient.OTHER_RATES, *GRADIENTS, learning_rate=rate):
+            rewards, distances = columns(run, "reward", "frechet")
+            turn = distances.index(min(distances))
+            passed = [n for n, reward in enumerate(rewards) if reward >= LEVEL] or [len(rewards)]
+            falls = distances[: turn + 1] == sorted(distances[: turn + 1], reverse=True)
+            in_time[rate] += falls and turn in (passed[0] - 1, passed[0])
+            assert min(distances) < 2.6 if rate == "0.001" else min(distances) > 3.3
+    assert in_time == {"0.001": 6, "0.01": 1}
+    slow = runs(reward_gradient.OTHER_RATES, *GRADIENTS, learning_rate="0.001")
+    guided = float(POINTS["guidance 1.5"]["frechet"])
+    assert sum(min(row["frechet"] for row in run) < guided for run in slow) == 3
