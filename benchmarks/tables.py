@@ -120,7 +120,7 @@ def spread(rows: Sequence[Row], column: str, form: str = ".2f") -> str:
     """Return a mean, with the least and the most where they differ."""
     values = [float(row[column]) for row in rows]
     low, middle, high = (format(value, form) for value in (min(values), statistics.mean(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    return (middle if low == high else f"{middle} ({low} to {high})").replace("-", "−")
 
 
 def lesson_table(times: Row) -> str:
@@ -204,7 +204,7 @@ def details_table(task: str) -> str:
         gains = [reward - other[seed] for seed, reward in own.items()]
         gain = f"{statistics.mean(gains):+.2f} ± {statistics.stdev(gains) / len(gains) ** 0.5:.2f}"
         at = at_the_end(task, name)
-        lines.append([name, spread(at, "reward"), gain, spread(at, "judge", ".0%")])
+        lines.append([name, spread(at, "reward"), gain.replace("-", "−"), spread(at, "judge", ".0%")])
     return table(["", "reward", "difference", "evaluator"], "lrrr", lines)
 
 

@@ -95,7 +95,7 @@ def lesson_rows(seconds: dict[str, float]) -> list[list[str]]:
         name, modules, figure = about.split(" | ")
         title = heading(name)
         links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
-        picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
+        picture = f'<img src="images/{figure}.svg" alt="{title}" width="150">'
         link = f"[{title}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
         rows.append([link, teaches, f"{seconds[name]:.0f} s", picture])
     return rows
