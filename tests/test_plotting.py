@@ -1,7 +1,9 @@
 """Grids, strips, the dilemma and sliders."""
 
+import io
 import itertools
 import re
+import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -67,6 +69,13 @@ def test_a_strip_wraps_a_long_name_and_shows_no_more_than_there_is():
     figure = plot_strip({"a name that is longer than two images are wide": images}, ["one", "two"], 8)
     assert len(figure.axes) == 2
     assert figure.texts[-1].get_window_extent(FigureCanvasAgg(figure).get_renderer()).x1 < figure.bbox.x1 + 5
+
+
+def test_a_strip_warns_of_nothing_in_the_style_of_the_lessons():
+    """The style turns a layout on, which warns if it finds nothing to arrange."""
+    with plt.style.context("ddpo_lessons.lessons.lesson"), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        plot_strip({"input": torch.zeros(1, 3, 2, 2)}, ["one"], 1).savefig(io.BytesIO())
 
 
 def test_the_dilemma_draws_every_curve_and_path():
