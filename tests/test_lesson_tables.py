@@ -65,15 +65,23 @@ def test_lesson_04_holds_what_clipping_csv_says(monkeypatch):
         new = [runs(variant, rate, "4", "34567").values() for rate in rates]
         cells = " | ".join(between(map(shift, each), 2) for each in new)
         assert f"| mean shift within an epoch, {variant} | {cells} |" in text
-    leads = []
-    for rate in rates:
-        pairs = [runs(variant, rate, "4", "34567") for variant in ("clipped", "not clipped")]
+
+    def leads_of(rate: str, inner_epochs: str, seeds: str) -> list[float]:
+        """Return how many points the clipped run leads at 0.5, of the pairs that can be compared."""
+        pairs = [runs(variant, rate, inner_epochs, seeds) for variant in ("clipped", "not clipped")]
         ends = [{seed: readable_at(run) for seed, run in each.items()} for each in pairs]
         both = [seed for seed in ends[0] if None not in (ends[0][seed], ends[1][seed])]
-        leads.append([100 * (ends[0][seed] - ends[1][seed]) for seed in both])
+        return [100 * (ends[0][seed] - ends[1][seed]) for seed in both]
+
+    leads = [leads_of(rate, "4", "34567") for rate in rates]
     cells = " | ".join(between(each, 0) for each in leads)
     assert f"| lead of the clipped run when redness first passes 0.5, in points | {cells} |" in text
     assert sum(map(len, leads)) == 12  # "twelve of the fifteen new pairs"
+    once = leads_of("0.0002", "1", "01234567")
+    (ahead,) = (lead for lead in once if lead > 0)
+    behind = [-lead for lead in once if lead < 0]
+    assert len(behind) == 5
+    assert f"one seed, by {ahead:.0f} points, and trails with the other five by {between(behind, 1)}." in text
 
 
 def test_lesson_05_holds_what_bridge_csv_says(monkeypatch):
