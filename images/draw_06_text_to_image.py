@@ -179,7 +179,7 @@ def tradeoff() -> Figure:
 def large() -> Figure:
     """Draw foxes before and after training for large files, and the size over reward evaluations."""
     rows = read_rows("zoo/painter.csv")
-    mine = where(rows, method="large files")
+    mine = where(rows, method="large files", learning_rate="0.003")
     figure = Figure(figsize=(6, 4.2))
     figure.set_facecolor(diagram(1, 1)[0].get_facecolor())
     axes = figure.add_axes((0, 0.65, 1, 0.35))
@@ -206,19 +206,20 @@ def large() -> Figure:
 def six() -> Figure:
     """Draw the file size after six epochs in six denoising steps, with and without the last action."""
     rows = read_rows("zoo/painter.csv")
-    figure, (axes,) = panels(1, (6.4, 2.6))
+    figure, plots = panels(3, (6, 5.6), stacked=True, sharex=True)
     ways = {"six steps": "all six actions\ntrained", "six steps, five trained": "the last action\nleft out"}
-    sizes = np.array([
-        [-float(row["reward"]) for row in where(rows, method=name, epoch="6")] for name in ways
-    ])  # (2, seeds)  # fmt: skip
     before = -float(where(rows, method="six steps", epoch="0")[0]["reward"])
-    axes.plot(sizes, [0, 1], "o-", color=BLUE, linewidth=1, alpha=0.7, markersize=7)
-    axes.axvline(before, color=PURPLE, linestyle="--", linewidth=1.5)
-    axes.text(before, 1.45, f"before training: {before:.2f}", color=PURPLE, ha="right", fontsize=11.5)
-    axes.set_yticks([0, 1], ways.values())
-    axes.set(ylim=(1.6, -0.4))
-    axes.set_xlabel("kB after 384 reward evaluations, each seed", **TEXT)
-    plain(axes, **TICKS)
+    for axes, rate in zip(plots, ("0.001", "0.003", "0.01"), strict=True):
+        ends = [where(rows, method=name, learning_rate=rate, epoch="6") for name in ways]
+        paired = [sorted(way, key=lambda row: int(row["seed"])) for way in ends]
+        sizes = np.array([[-float(row["reward"]) for row in way] for way in paired])  # (2, seeds)
+        axes.plot(sizes, [0, 1], "o-", color=BLUE, linewidth=1, alpha=0.7, markersize=6)
+        axes.axvline(before, color=PURPLE, linestyle="--", linewidth=1.5)
+        axes.set_title(f"learning rate {rate}", **TEXT)
+        axes.set_yticks([0, 1], ways.values())
+        axes.set(ylim=(1.4, -0.4))
+        plain(axes, **TICKS)
+    plots[-1].set_xlabel("kB after 384 reward evaluations (dashed: before)", **TEXT)
     return figure
 
 

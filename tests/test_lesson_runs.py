@@ -57,6 +57,37 @@ def test_lesson_06_holds_what_painter_csv_says_of_small_files(monkeypatch):
     assert {*numbers(where(data, method="DDPO", epoch="10"), "fox")} == {0.0}
 
 
+def test_lesson_06_holds_what_painter_csv_says_of_six_steps():
+    text, data = prose("06_text_to_image_ddpo"), rows_of("zoo/painter.csv")
+    sizes: dict[str, list[list[float]]] = {}
+    for rate in RATES:
+        for method in ("six steps", "six steps, five trained"):
+            rows = where(data, method=method, learning_rate=rate, epoch="6")
+            rows.sort(key=lambda row: int(row["seed"]))
+            assert [row["seed"] for row in rows] == ["3", "4", "5", "6", "7", "13", "14"]
+            sizes.setdefault(rate, []).append([-float(row["reward"]) for row in rows])
+        with_last, left_out = (f"{between(found, 2)} kB" for found in sizes[rate])
+        smaller = sum(out < every for every, out in zip(*sizes[rate], strict=True))
+        assert f"| {rate} | {with_last} | {left_out} | {smaller} of 7 |" in text
+
+
+def test_lesson_06_holds_what_painter_csv_says_of_large_files():
+    text, data = prose("06_text_to_image_ddpo"), rows_of("zoo/painter.csv")
+    (best,) = where(data, method="best-of-8, large files")
+    (words,) = where(data, method="more words, large files")
+    assert f"| best-of-8 | {float(best['reward']):.2f} | {float(best['fox']):.0%} | 8 |" in text
+    row = f'| longer prompt, "{words["prompt"]}" | {float(words["reward"]):.2f} | {float(words["fox"]):.0%} |'
+    assert row in text
+    for rate in RATES:
+        rows = where(data, method="large files", learning_rate=rate, epoch="16")
+        assert [row["seed"] for row in rows] == ["3", "4", "5", "6", "7"]
+        kilobytes, foxes = numbers(rows, "reward"), [f"{found:.0f}%" for found in numbers(rows, "fox", 100)]
+        assert f"| {rate} | {between(kilobytes, 2)} | {', '.join(foxes)} |" in text
+        assert min(kilobytes) > float(best["reward"])
+        above = sum(found > float(words["reward"]) for found in kilobytes)
+        assert above == (4 if rate == "0.001" else 5)
+
+
 def test_lesson_06_holds_what_paper_search_csv_says_of_rwr():
     """Its mean reward is at no learning rate, after no epoch, above that before training."""
     text, data = prose("06_text_to_image_ddpo"), rows_of("zoo/paper_search.csv")

@@ -4,12 +4,12 @@
 
 The prompt is "a fox". For small files the reward is minus the size of a JPEG: DDPO, DDPO with a KL penalty,
 and RWR train with the same number of reward evaluations, five seeds. For large files the reward is that
-size: DDPO with the same settings, five seeds, 16 epochs. "six steps" is DDPO for small files in six
-denoising steps, of which the last has almost no noise, with and without that action in training; five seeds,
-six epochs. painter.csv has the mean reward of test images, which are drawn from fixed noise, and the fraction
-in which the evaluator recognizes a fox; also for best-of-n and longer prompts, which need no training.
-Finished runs are skipped. Images of one seed go into painter/, and three samples of an epoch from noise to
-advantage.
+size: DDPO with the same settings, seven seeds, 16 epochs. "six steps" is DDPO for small files in six
+denoising steps, of which the last has almost no noise, with and without that action in training; as many,
+six epochs. Large files and six steps are repeated at the next learning rates down and up. painter.csv has the
+mean reward of test images, which are drawn from fixed noise, and the fraction in which the evaluator
+recognizes a fox; also for best-of-n and longer prompts, which need no training. Finished runs are skipped.
+Images of one seed go into painter/, and three samples of an epoch from noise to advantage.
 """
 
 import functools
@@ -35,10 +35,10 @@ from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.judges import named
 
 RESULT = Path(__file__).with_suffix(".csv")
-COLUMNS = ("method", "seed", "epoch", "queries", "reward", "fox", "prompt")
+COLUMNS = ("method", "seed", "learning_rate", "epoch", "queries", "reward", "fox", "prompt")
 Reward = Callable[[], RewardFunction]
 PROMPT, TEST, VALIDATION = "a fox", 1_000, 2_000
-SEEDS, NEW_SEEDS = (0, 1, 2, 3, 4), (3, 4, 5, 6, 7)
+SEEDS, NEW_SEEDS = (0, 1, 2, 3, 4), (3, 4, 5, 6, 7, 13, 14)
 IMAGES, SHOWN = 48, 10
 STEPS = 5  # four actions, because the last step has no noise
 SETTINGS: Row = {
@@ -49,7 +49,8 @@ SETTINGS: Row = {
     "train_lora_rank": 16, "train_lora_alpha": 16, "train_lora_target_modules": EVERYWHERE,
     "image_grid_freq": 0,
 }  # fmt: skip
-CLIPPED: Row = {"train_learning_rate": 3e-3, "train_clip_range": 5e-3}
+CLIPPED: Row = {"train_clip_range": 5e-3}
+RATES = (3e-3, 1e-3, 1e-2)  # of learning: the lesson's, and its neighbors
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ class Method:
     seeds: tuple[int, ...] = SEEDS
     reward: Reward = jpeg_compressibility
     steps: int = STEPS
+    learning_rates: tuple[float, ...] = RATES[:1]
     tested: tuple[int, ...] = (0, 2, 4, 6, 8, 10)  # after so many epochs
-    shown: tuple[int, ...] = ()  # epochs whose images the lesson shows, of the first seed
+    shown: tuple[int, ...] = ()  # epochs whose images the lesson shows, of the first seed and learning rate
 
 
 class LastActionLeftOut(DDPO):
@@ -72,15 +74,14 @@ class LastActionLeftOut(DDPO):
         return schedule.with_actions(0, int((schedule.stds > 0).sum()) - 1)
 
 
-SIX: Row = {"seeds": NEW_SEEDS, "steps": 6, "tested": (0, 6)}
+SIX: Row = {"seeds": NEW_SEEDS, "steps": 6, "tested": (0, 6), "learning_rates": RATES}
+LARGE: Row = {"seeds": NEW_SEEDS, "reward": jpeg_incompressibility, "learning_rates": RATES}
 METHODS = {
     "DDPO": Method(DDPO, CLIPPED, shown=(0, 4, 6, 10)),
     "KL 0.03": Method(DDPO, {**CLIPPED, "train_kl_coefficient": 0.03}),
     "KL 0.1": Method(DDPO, {**CLIPPED, "train_kl_coefficient": 0.1}, shown=(10,)),
-    "RWR": Method(RWR, {"train_learning_rate": 2e-3}),
-    "large files": Method(
-        DDPO, CLIPPED, NEW_SEEDS, jpeg_incompressibility, tested=(0, 4, 8, 12, 16), shown=(0, 16)
-    ),
+    "RWR": Method(RWR, {}, learning_rates=(2e-3,)),
+    "large files": Method(DDPO, CLIPPED, tested=(0, 4, 8, 12, 16), shown=(0, 16), **LARGE),
     # Two actions of each sample, as in five steps.
     "six steps": Method(DDPO, {**CLIPPED, "train_timestep_fraction": 0.34}, **SIX),
     "six steps, five trained": Method(LastActionLeftOut, {**CLIPPED, "train_timestep_fraction": 0.4}, **SIX),
@@ -113,6 +114,8 @@ def train(run: Row) -> list[Row]:
     """Train a policy; return its test results after some of the epochs."""
     method, pipeline, images = METHODS[run["method"]], load_tiny_zoo(), list[torch.Tensor]()
     own = {"seed": run["seed"], "num_epochs": max(method.tested), "sample_num_steps": method.steps}
+    own["train_learning_rate"] = run["learning_rate"]
+    is_first = (run["seed"], run["learning_rate"]) == (method.seeds[0], method.learning_rates[0])
 
     def test() -> Row:
         images.append(paint(pipeline, TEST, steps=method.steps))
@@ -122,7 +125,7 @@ def train(run: Row) -> list[Row]:
     with common.trainer_of(task, *settings, algorithm=method.algorithm()) as trainer:
         assert trainer.num_train_timesteps == 2
         rows = common.readings(trainer, method.tested, test)
-    for epoch in method.shown if run["seed"] == method.seeds[0] else ():
+    for epoch in method.shown if is_first else ():
         name = f"{run['method'].replace(' ', '_')}_{epoch:02d}"
         shown = images[method.tested.index(epoch)][:SHOWN]
         common.save_grid(shown, SHOWN, RESULT.with_suffix("") / f"{name}.png")
@@ -184,9 +187,10 @@ def measure(run: Row) -> list[Row]:
 
 
 if __name__ == "__main__":
-    trained = ((seed, name) for name, method in METHODS.items() for seed in method.seeds)
-    every = [*((0, name) for name in WITHOUT), *sorted(trained, key=lambda run: run[0])]
-    runs = [{"seed": seed, "method": name} for seed, name in every]
+    runs = common.product(method=WITHOUT, learning_rate=[""], seed=[0])
+    for name, method in METHODS.items():
+        runs += common.product(method=[name], learning_rate=method.learning_rates, seed=method.seeds)
+    runs.sort(key=lambda run: run["seed"])
     common.run_all(measure, runs, COLUMNS, RESULT, common.parse(__doc__).processes)
     common.quiet_thread()
     draw_loop()
