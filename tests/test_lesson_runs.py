@@ -80,12 +80,13 @@ def test_lesson_06_holds_what_painter_csv_says_of_large_files():
     assert row in text
     for rate in RATES:
         rows = where(data, method="large files", learning_rate=rate, epoch="16")
-        assert [row["seed"] for row in rows] == ["3", "4", "5", "6", "7"]
+        rows.sort(key=lambda row: int(row["seed"]))
+        assert [row["seed"] for row in rows] == ["3", "4", "5", "6", "7", "13", "14"]
         kilobytes, foxes = numbers(rows, "reward"), [f"{found:.0f}%" for found in numbers(rows, "fox", 100)]
         assert f"| {rate} | {between(kilobytes, 2)} | {', '.join(foxes)} |" in text
         assert min(kilobytes) > float(best["reward"])
         above = sum(found > float(words["reward"]) for found in kilobytes)
-        assert above == (4 if rate == "0.001" else 5)
+        assert above == (6 if rate == "0.001" else 7)
 
 
 def test_lesson_06_holds_what_paper_search_csv_says_of_rwr():

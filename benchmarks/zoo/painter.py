@@ -5,7 +5,7 @@
 The prompt is "a fox". For small files the reward is minus the size of a JPEG: DDPO, DDPO with a KL penalty,
 and RWR train with the same number of reward evaluations, five seeds. For large files the reward is that
 size: DDPO with the same settings, seven seeds, 16 epochs. "six steps" is DDPO for small files in six
-denoising steps, of which the last has almost no noise, with and without that action in training; as many,
+denoising steps, of which the last has almost no noise, with and without that action in training; also seven,
 six epochs. Large files and six steps are repeated at the next learning rates down and up. painter.csv has the
 mean reward of test images, which are drawn from fixed noise, and the fraction in which the evaluator
 recognizes a fox; also for best-of-n and longer prompts, which need no training. Finished runs are skipped.
