@@ -144,27 +144,31 @@ def test_other_noise_of_lesson_11():
 
 
 def lines_of_other_rates() -> list[str]:
-    """Return the lines of lesson 11's table on the other learning rates; a cell has the two seeds."""
+    """Return the lines of lesson 11's table on the other learning rates, with the range over five seeds."""
+
+    def ranged(values: list[float], form: str) -> str:
+        low, high = (format(end(values), form) for end in (min, max))
+        return low if low == high else f"{low} to {high}"
+
     lines, at = list[str](), (0, *reward_gradient.READINGS)
     for rate, method in itertools.product(("0.001", "0.01"), GRADIENTS):
         trained = runs(reward_gradient.OTHER_RATES, method, learning_rate=rate)
-        assert len(trained) == 2
-        cells = []
+        assert len(trained) == 5
+        distances = [columns(run, "frechet")[0] for run in trained]
+        turns = [at[each.index(min(each))] for each in distances]
+        passed = []
         for run in trained:
-            (rewards, distances), lowest = (
-                columns(run, "reward", "frechet"),
-                min(row["frechet"] for row in run),
-            )
-            passed = [str(n) for n, reward in zip(at, rewards, strict=True) if reward >= LEVEL]
-            turn = str(at[distances.index(lowest)])
-            cells.append((f"{lowest:.2f}", turn, (passed or ["never"])[0], f"{distances[-1]:.2f}"))
-        ends = " | ".join(", ".join(each) for each in zip(*cells, strict=True))
-        lines.append(f"| {rate} | {method} | {ends} |")
+            rewards = columns(run, "reward")[0]
+            passed += [n for n, reward in zip(at, rewards, strict=True) if reward >= LEVEL][:1]
+        when = ranged(passed, "d") if passed else "never"
+        when += f", in {len(passed)} of 5 runs" if 0 < len(passed) < 5 else ""
+        ends = ranged([min(each) for each in distances], ".2f"), ranged([each[-1] for each in distances], ".2f")
+        lines.append(f"| {rate} | {method} | {ends[0]} | {ranged(turns, 'd')} | {when} | {ends[1]} |")
     return lines
 
 
 def test_other_learning_rates_of_lesson_11():
-    """With 0.001 the rule holds or does not stop a run yet; with 0.01 it is in time for one run of six."""
+    """With 0.001 the rule holds or does not stop a run yet; with 0.01 it is in time for two runs of 15."""
     text = lesson()
     assert all(line in text for line in lines_of_other_rates())
     in_time = {"0.001": 0, "0.01": 0}
@@ -175,8 +179,8 @@ def test_other_learning_rates_of_lesson_11():
             passed = [n for n, reward in enumerate(rewards) if reward >= LEVEL] or [len(rewards)]
             falls = distances[: turn + 1] == sorted(distances[: turn + 1], reverse=True)
             in_time[rate] += falls and turn in (passed[0] - 1, passed[0])
-            assert min(distances) < 2.6 if rate == "0.001" else min(distances) > 3.3
-    assert in_time == {"0.001": 6, "0.01": 1}
+            assert min(distances) < 2.8 if rate == "0.001" else min(distances) > 3.3
+    assert in_time == {"0.001": 15, "0.01": 2}
     slow = runs(reward_gradient.OTHER_RATES, *GRADIENTS, learning_rate="0.001")
     guided = float(POINTS["guidance 1.5"]["frechet"])
-    assert sum(min(row["frechet"] for row in run) < guided for run in slow) == 3
+    assert sum(min(row["frechet"] for row in run) < guided for run in slow) == 4

@@ -7,7 +7,7 @@ evaluations (`queries`): 150 images, three of each prompt, always from the same 
 of `apart` over images of one prompt. The Fréchet distances, in the features of either evaluator's last
 layer, are to handwriting of the training split in the same colors. No training uses them.
 
-reward_gradient_rates.csv has the same for the other learning rates, with two seeds and without Flow-GRPO.
+reward_gradient_rates.csv has the same for the other learning rates, without Flow-GRPO.
 reward_gradient_noises.csv has policies that are evaluated from other noise: DRaFT-3 after 256 reward
 evaluations, and the untrained policy with guidance.
 
@@ -222,7 +222,7 @@ if __name__ == "__main__":
     common.run_all(train, runs, COLUMNS, RESULT, processes)
     gradients = [method for method in METHODS if method != "Flow-GRPO"]
     others = [rate for rate in RATES if rate != chosen("DRaFT-3")]
-    runs = common.product(seed=SEEDS[:2], learning_rate=others, method=gradients)
+    runs = common.product(seed=SEEDS, learning_rate=others, method=gradients)
     common.run_all(train, runs, COLUMNS, OTHER_RATES, processes)
     policy: Row = {"method": "DRaFT-3", "learning_rate": chosen("DRaFT-3")}
     runs = [{**policy, "seed": seed, "queries": 256, "guidance": 1.0} for seed in SEEDS]
