@@ -162,7 +162,10 @@ def lines_of_other_rates() -> list[str]:
             passed += [n for n, reward in zip(at, rewards, strict=True) if reward >= LEVEL][:1]
         when = ranged(passed, "d") if passed else "never"
         when += f", in {len(passed)} of 5 runs" if 0 < len(passed) < 5 else ""
-        ends = ranged([min(each) for each in distances], ".2f"), ranged([each[-1] for each in distances], ".2f")
+        ends = (
+            ranged([min(each) for each in distances], ".2f"),
+            ranged([each[-1] for each in distances], ".2f"),
+        )
         lines.append(f"| {rate} | {method} | {ends[0]} | {ranged(turns, 'd')} | {when} | {ends[1]} |")
     return lines
 
