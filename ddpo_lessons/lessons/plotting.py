@@ -36,7 +36,8 @@ def plot_strip(
     names = [textwrap.fill(name, int(count * side / LETTER)) for name in rows]
     above = LINE * max(_lines(text) for text in columns) + GAP
     height = above + sum(LINE * _lines(name) + side for name in names)
-    figure = Figure(figsize=(count * side, height), layout="none")
+    figure = Figure(figsize=(count * side, height))
+    figure.set_layout_engine("none")
     for n, prompt in enumerate(columns):
         middle = (n * side + (side - GAP) / 2) / (count * side)
         figure.text(middle, 1 - (above - GAP) / height, prompt, fontsize=FONT_SIZE, ha="center", va="bottom")
