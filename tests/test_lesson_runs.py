@@ -69,6 +69,8 @@ def test_lesson_06_holds_what_painter_csv_says_of_six_steps():
         with_last, left_out = (f"{between(found, 2)} kB" for found in sizes[rate])
         smaller = sum(out < every for every, out in zip(*sizes[rate], strict=True))
         assert f"| {rate} | {with_last} | {left_out} | {smaller} of 7 |" in text
+    lost = where(data, method="six steps", learning_rate="0.01", epoch="6")
+    assert {row["fox"] for row in lost} == {"0.0"}  # "no run that trains the last action keeps a single fox"
 
 
 def test_lesson_06_holds_what_painter_csv_says_of_large_files():
