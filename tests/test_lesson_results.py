@@ -200,6 +200,8 @@ def test_other_seeds_of_lesson_04():
     assert f"within {max(found['largest error of the formula with aim']):.2f} with five other seeds" in text
     assert {*found["timesteps beyond the limit"]} == {4, 5}
     assert max(abs(x - 1) for x in found["center / predicted, not clipped"]) < 0.05
+    clipped, free = (span(found[f"mean shift, {name}"], ".2f") for name in ("clipped", "not clipped"))
+    assert f"after this epoch is {clipped} with clipping, and {free} without" in text
     sinks = [1 - x for x in found["center / predicted, clipped"]]
     assert f"sinks {min(sinks):.0%} to {max(sinks):.0%} less than predicted" in text
 
@@ -212,6 +214,8 @@ def test_other_seeds_of_lesson_04():
     assert max(times("noisy rewards, σ fixed at 1", *every)) < 1.2
     quiet = "rewards without noise"
     assert min(times(quiet, 0.025, 0.05)) > 1
+    assert f"end {span(times(quiet, 0.025), '.1f')} times as far from 3) and a little at 0.05" in text
+    assert f"at 0.05 ({span(times(quiet, 0.05), '.1f')} times)" in text
     assert max(times(quiet, 0.4)) < 1
     assert all(min(times(quiet, rate)) < 1 < max(times(quiet, rate)) for rate in (0.1, 0.2))
 

@@ -66,10 +66,10 @@ def test_lesson_04_holds_what_clipping_csv_says(monkeypatch):
         cells = " | ".join(between(map(shift, each), 2) for each in new)
         assert f"| mean shift within an epoch, {variant} | {cells} |" in text
 
-    def leads_of(rate: str, inner_epochs: str, seeds: str) -> list[float]:
-        """Return how many points the clipped run leads at 0.5, of the pairs that can be compared."""
+    def leads_of(rate: str, inner_epochs: str, seeds: str, redness: float = 0.5) -> list[float]:
+        """Return how many points the clipped run leads at a redness, of the pairs that can be compared."""
         pairs = [runs(variant, rate, inner_epochs, seeds) for variant in ("clipped", "not clipped")]
-        ends = [{seed: readable_at(run) for seed, run in each.items()} for each in pairs]
+        ends = [{seed: readable_at(run, redness) for seed, run in each.items()} for each in pairs]
         both = [seed for seed in ends[0] if None not in (ends[0][seed], ends[1][seed])]
         return [100 * (ends[0][seed] - ends[1][seed]) for seed in both]
 
@@ -82,6 +82,14 @@ def test_lesson_04_holds_what_clipping_csv_says(monkeypatch):
     behind = [-lead for lead in once if lead < 0]
     assert len(behind) == 5
     assert f"one seed, by {ahead:.0f} points, and trails with the other five by {between(behind, 1)}." in text
+    *near, some, many = sorted(leads_of("0.0002", "1", "01234567", 0.3))
+    assert len(near) == 6
+    assert max(map(abs, near)) < 5
+    assert f"leads in these two pairs, by {some:.0f} and {many:.0f} points" in text
+    low = {redness: [lead for rate in rates for lead in leads_of(rate, "4", "34567", redness)]
+           for redness in (0.4, 0.45)}  # fmt: skip
+    assert [len(each) for each in low.values()] == [13, 13]
+    assert [[round(lead) for lead in each if lead < 0] for each in low.values()] == [[-1], [-1, -3]]
 
 
 def test_lesson_05_holds_what_bridge_csv_says(monkeypatch):
