@@ -137,6 +137,12 @@ def test_other_noise_of_lesson_11():
         for n in guided
     ]
     assert sorted(nearer) == [0, 0, 0, 4, 4]
+    second = {row["candidate"]: float(row["second_frechet"]) for row in where(found, queries="0")}
+    nearer = [
+        sum(float(row["second_frechet"]) < second[row["candidate"]] for row in where(trained, candidate=n))
+        for n in second
+    ]
+    assert sorted(nearer) == [0, 0, 0, 1, 5]
     text = lesson()
     assert f"guidance 1.5 has distances from {span([*guided.values()], '.1f')}." in text
     spread = span([float(row["frechet"]) for row in trained], ".1f")
@@ -187,3 +193,9 @@ def test_other_learning_rates_of_lesson_11():
     slow = runs(reward_gradient.OTHER_RATES, *GRADIENTS, learning_rate="0.001")
     guided = float(POINTS["guidance 1.5"]["frechet"])
     assert sum(min(row["frechet"] for row in run) < guided for run in slow) == 4
+    guided = float(POINTS["guidance 1.5"]["second_frechet"])
+    assert not any(row["second_frechet"] < guided for run in slow for row in run)
+    fast = [run[-1] for run in runs(reward_gradient.OTHER_RATES, *GRADIENTS, learning_rate="0.01")]
+    start = POINTS["untrained"]
+    assert all(row[judge] > float(start[judge]) for row in fast for judge in ("judge", "second_judge"))
+    assert span([row["diversity"] for row in fast], ".2f") == "0.05 to 0.09"
