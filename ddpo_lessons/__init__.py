@@ -17,6 +17,8 @@ _NAMES = {
     "advantages": "PerPromptStatTracker gae normalize",
     "rollout": "Trajectory img2img_rollout text2img_rollout",
     "config": "DDPOConfig",
+    "algorithms": "make_algorithm",
+    "data.starts": "FromImages FromNoise",
     "trainer": "Trainer DDPOTrainer ImageDDPOTrainer",
     "rewards": "get_reward",
     "named_prompts": "get_prompts",
@@ -39,12 +41,15 @@ if TYPE_CHECKING:
     from ddpo_lessons.advantages import PerPromptStatTracker as PerPromptStatTracker
     from ddpo_lessons.advantages import gae as gae
     from ddpo_lessons.advantages import normalize as normalize
+    from ddpo_lessons.algorithms import make_algorithm as make_algorithm
     from ddpo_lessons.batching import EpochPlan as EpochPlan
     from ddpo_lessons.checks import preflight as preflight
     from ddpo_lessons.cli.presets import PRESETS as PRESETS
     from ddpo_lessons.config import DDPOConfig as DDPOConfig
     from ddpo_lessons.data.folders import ImagePrompts as ImagePrompts
     from ddpo_lessons.data.folders import find_images as find_images
+    from ddpo_lessons.data.starts import FromImages as FromImages
+    from ddpo_lessons.data.starts import FromNoise as FromNoise
     from ddpo_lessons.ddim import DDIMSchedule as DDIMSchedule
     from ddpo_lessons.hooks import Highest as Highest
     from ddpo_lessons.hooks import Hooks as Hooks

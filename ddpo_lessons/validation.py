@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,7 +141,8 @@ class Validation:
         the same rewards and evaluations; otherwise all is measured again.
 
         Raises ValueError for strengths if the run does not start from images, and RuntimeError if the run
-        trains other weights than a new adapter and has begun. Every process must call it.
+        trains other weights than a new adapter and has begun; also ValueError for a damaged untrained.json.
+        Every process must call it.
         """
         of_many = f", best-of-{best_of}" if best_of > 1 else ""
         with self._before_training():
@@ -168,7 +170,7 @@ class Validation:
         """Read a measurement from the run's folder if it still holds; otherwise measure, and keep it."""
         path, settings = self.trainer.config.run_dir / UNTRAINED, self._settings(sampler)
         is_alone = self.trainer.accelerator.num_processes == 1
-        kept = json.loads(path.read_text(encoding="utf-8")) if is_alone and path.exists() else {}
+        kept = _read(path) if is_alone and path.exists() else {}
         found, size = kept.get(name, {"settings": None}), self.trainer.config.sample_batch_size
         if found["settings"] == settings:
             first, then = _joined(self._draw(sampler, self.contexts[:size])[1:]), torch.tensor(found["first"])
@@ -252,6 +254,15 @@ class Validation:
             values["evaluations"] = as_numbers(evaluations)
         trainer.write_grid("validation", epochs, shown, captions)
         trainer.write_record("validation", values)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read what was measured before; raise a ValueError if the file is damaged."""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if all({"settings", "first", "measured"} <= {*line} for line in kept.values()):
+            return kept
+    raise ValueError(f"{path} is damaged: delete it, and the results are measured again")
 
 
 def _best(name: str, tries: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> Measured:

@@ -226,6 +226,11 @@ def test_a_restart_reads_the_untrained_results_if_they_still_hold(tmp_path, monk
         assert measure(**changes)[2] == [2, 2]
     measure()
     assert measure(strength=0.5)[2] == [2, 5, 5]  # the first line has a strength of its own
+    (kept,) = tmp_path.rglob("untrained.json")
+    for damaged in ('{"untrained', "[]", '{"untrained": 1}'):
+        kept.write_text(damaged)
+        with pytest.raises(ValueError, match=r"untrained\.json is damaged: delete it"):
+            measure()
 
 
 def test_strengths_are_for_runs_that_start_from_images(tmp_path):
