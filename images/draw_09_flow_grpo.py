@@ -134,7 +134,7 @@ def titled(*titles: str, height: float) -> tuple[Figure, list[Axes]]:
 def curves() -> Figure:
     """Draw reward and obedience over training, five seeds, beside baselines without training."""
     figure, axes = titled("reward", "obeyed (%)", height=6.6)
-    rows = where(read_rows("results/flow.csv"), method="flow")
+    rows = where(read_rows("results/flow.csv"), method="flow", learning_rate="0.003")
     settings = {row["setting"]: row for row in read_rows("results/flow_untrained.csv")}
     styles = {"best-of-8": (PURPLE, "--"), "guidance 4": (GREEN, "-."), "sheared": (RED, ":")}
     for axis, measure, scale in zip(axes, ("reward", "obeyed"), (1, 100), strict=True):

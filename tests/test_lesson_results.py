@@ -1,6 +1,7 @@
 """What lessons 01 to 04, 06 and 08 to 10 quote of measurements is what the committed files hold."""
 
 import csv
+import itertools
 import json
 from pathlib import Path
 from statistics import mean
@@ -130,20 +131,24 @@ def test_training_and_baselines_of_lesson_09():
         (row,) = rows("flow_untrained.csv", setting=setting)
         assert f"| {name} | {' | '.join(cells([float(row[c])], f) for c, f in columns.items())} |" in text
     ends = {
-        method: {
-            c: [float(row[c]) for row in rows("flow.csv", method=method, queries="1024")] for c in columns
+        (method, rate): {
+            c: [float(r[c]) for r in rows("flow.csv", method=method, learning_rate=rate, queries="1024")]
+            for c in columns
         }
-        for method in ("flow", "CPS")
+        for method, rate in itertools.product(("flow", "CPS"), ("0.001", "0.003", "0.01"))
+        if (method, rate) in (("CPS", "0.003"), ("flow", rate))
     }
-    found = ends["flow"]
+    found = ends["flow", "0.003"]
     assert {len(seeds) for method in ends.values() for seeds in method.values()} == {5}
     means = " | ".join(cells([mean(found[c])], f) for c, f in columns.items())
     assert f"| Flow-GRPO after 1,024 reward evaluations, mean | {means} |" in text
     assert f"lowest and highest seed | {' | '.join(span(found[c], f) for c, f in columns.items())} |" in text
+    (best,) = rows("flow_untrained.csv", setting="best-of-8")
     for rate in ("0.001", "0.01"):
-        (row,) = rows("flow_search.csv", method="flow", learning_rate=rate)
-        assert f" {cells([float(row['reward'])], '.2f')} with {float(row['obeyed']):.0%}" in text
-    reward, obeyed = ends["CPS"]["reward"], ends["CPS"]["obeyed"]
+        reward, obeyed = ends["flow", rate]["reward"], ends["flow", rate]["obeyed"]
+        assert f" {span(reward, '.2f')} with {span(obeyed, '.0%')}" in text
+        assert max(reward) < float(best["reward"])
+    reward, obeyed = ends["CPS", "0.003"]["reward"], ends["CPS", "0.003"]["obeyed"]
     assert f"{cells([mean(reward)], '.2f')} ({span(reward, '.2f')}), and {mean(obeyed):.0%}" in text
     assert f"of the images obeyed the prompt ({span(obeyed, '.0%')})" in text
 

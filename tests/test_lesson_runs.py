@@ -55,6 +55,13 @@ def test_lesson_06_holds_what_painter_csv_says_of_small_files(monkeypatch):
     assert f"at {between((-x for x in numbers(ends, 'reward')), 2)} kB" in text
     assert f"at least {min(numbers(ends, 'fox', 100)):.0f}% of their images have a fox" in text
     assert {*numbers(where(data, method="DDPO", epoch="10"), "fox")} == {0.0}
+    for name, rate in (("DDPO", "0.003"), ("low rates", "0.0003")):
+        begin, end = (where(data, method=name, learning_rate=rate, epoch=epoch) for epoch in ("0", "6"))
+        shrunk = [
+            new - old for old, new in zip(numbers(begin, "reward"), numbers(end, "reward"), strict=True)
+        ]
+        assert len(shrunk) == 5
+        assert f"smaller by {between(shrunk, 2)} kB" in text
 
 
 def test_lesson_06_holds_what_painter_csv_says_of_six_steps():

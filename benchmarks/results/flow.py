@@ -3,14 +3,15 @@
 The reward is `prompt_alignment`, less ten times the distance of `digits.lean` from 0.25. Each method is
 trained with three learning rates on one seed, and evaluated on validation prompts (flow_search.csv). The
 learning rate with the highest reward is then used for five seeds, which are evaluated on test prompts:
-flow.csv has a row per evaluation. An evaluation samples 25 prompts from 8 noises each, by the ODE without
-guidance. `spread` is the standard deviation of pixels over the noises of a prompt, and `rough` the mean
-difference of neighboring pixels. flow_untrained.csv has what needs no training: other numbers of steps,
-guidance, best-of-8, and images that are sheared afterwards. flow_floor.csv has the mean |Δ log p| of 256
-rollouts that are replayed in another precision, with 1, 4, 16, … latents joined into one, and the means of
-its two terms. flow_timing.csv has the standard deviation of the lean within groups of eight rollouts from a
-common first noise, for five draws of 24 prompts, if only some actions have noise (`first` to `last`): as much
-as `flow` gives them, or σ = 0.35 in each. Finished runs are skipped.
+flow.csv has a row per evaluation, and "flow" also has five seeds at each of the other two learning rates. An
+evaluation samples 25 prompts from 8 noises each, by the ODE without guidance. `spread` is the standard
+deviation of pixels over the noises of a prompt, and `rough` the mean difference of neighboring pixels.
+flow_untrained.csv has what needs no training: other numbers of steps, guidance, best-of-8, and images that
+are sheared afterwards. flow_floor.csv has the mean |Δ log p| of 256 rollouts that are replayed in another
+precision, with 1, 4, 16, … latents joined into one, and the means of its two terms. flow_timing.csv has the
+standard deviation of the lean within groups of eight rollouts from a common first noise, for five draws of 24
+prompts, if only some actions have noise (`first` to `last`): as much as `flow` gives them, or σ = 0.35 in
+each. Finished runs are skipped.
 """
 
 import itertools
@@ -41,6 +42,7 @@ COLUMNS = (
 OF_SD3 = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
 OF_SD3 += ("net.0.proj", "net.2")
 STEPS, EPOCHS, SEARCH_EPOCHS, SEARCH_SEED, WANTED = 10, 16, 12, 100, 0.25
+NEIGHBORS = (1e-3, 1e-2)  # of the learning rate that the search chose for "flow"
 PROMPTS, NOISES = 25, 8
 GROUPS, GROUP_SIZE, SAME_STD = 24, 8, 0.35  # of flow_timing.csv
 EARLY = (0, 4)  # the window
@@ -223,6 +225,7 @@ if __name__ == "__main__":
     common.run_all(search, tried, COLUMNS, SEARCH, processes)
     runs = common.product(seed=range(5), method=METHODS)
     runs = [{**run, "learning_rate": chosen(run["method"])} for run in runs]
+    runs += common.product(seed=range(5), method=("flow",), learning_rate=NEIGHBORS)
     common.run_all(compare, runs, COLUMNS, RESULT, processes)
     for measure in (untrained, floor, timing):
         common.write_once(RESULT.with_name(f"flow_{measure.__name__}.csv"), measure)

@@ -3,7 +3,8 @@
     python -m benchmarks.zoo.painter --processes 1
 
 The prompt is "a fox". For small files the reward is minus the size of a JPEG: DDPO, DDPO with a KL penalty,
-and RWR train with the same number of reward evaluations, five seeds. For large files the reward is that
+and RWR train with the same number of reward evaluations, five seeds; DDPO also at learning rates that are
+usual for larger models. For large files the reward is that
 size: DDPO with the same settings, seven seeds, 16 epochs. "six steps" is DDPO for small files in six
 denoising steps, of which the last has almost no noise, with and without that action in training; also seven,
 six epochs. Large files and six steps are repeated at the next learning rates down and up. painter.csv has the
@@ -78,6 +79,7 @@ SIX: Row = {"seeds": NEW_SEEDS, "steps": 6, "tested": (0, 6), "learning_rates": 
 LARGE: Row = {"seeds": NEW_SEEDS, "reward": jpeg_incompressibility, "learning_rates": RATES}
 METHODS = {
     "DDPO": Method(DDPO, CLIPPED, shown=(0, 4, 6, 10)),
+    "low rates": Method(DDPO, CLIPPED, learning_rates=(3e-4, 1e-4)),
     "KL 0.03": Method(DDPO, {**CLIPPED, "train_kl_coefficient": 0.03}),
     "KL 0.1": Method(DDPO, {**CLIPPED, "train_kl_coefficient": 0.1}, shown=(10,)),
     "RWR": Method(RWR, {}, learning_rates=(2e-3,)),
