@@ -101,6 +101,45 @@ def test_lesson_05_holds_what_bridge_csv_says(monkeypatch):
         ends = [late(where(data, variant=variant), rate) for rate in (1e-4, 2e-4, 4e-4, 8e-4)]
         cells = [f"{mean(x):.2f} ({min(x):.2f}–{max(x):.2f}; {len(x)})" if x else "–" for x in ends]
         assert f"| {name} | {' | '.join(cells)} |" in text
+    leads = {variant: bridge_leads(variant) for variant in names if variant != "one advantage"}
+    means = " | ".join(f"{mean(each) + 1e-9:.2f}" for each in leads["falling"].values())
+    assert f"| lead of falling | {means} |" in text
+    won = {
+        variant: [sum(lead > 0 for lead in each) for each in found.values()]
+        for variant, found in leads.items()
+    }
+    assert won == {"falling": [8, 8, 4, 5], "value": [8, 8, 2, 0], "rising": [0, 0, 0, 0]}
+    assert between(leads["falling"]["0.0008"], 2) == "0.01 to 0.03"
+
+
+def test_lesson_07_holds_what_bridge_csv_says():
+    text = prose("07_img2img_ddpo")
+    falling, branching = bridge_leads("falling"), bridge_leads("branching")
+    assert "with each of the eight seeds, at 1e-4 by 0.18 on average, and at 2e-4 by 0.13" in text
+    assert "leads DDPO by 0.20 and 0.13 on average, with seven of the eight seeds" in text
+    means = {rate: mean(leads) for rate, leads in branching.items()}
+    assert [f"{means[rate]:.2f}" for rate in ("0.0001", "0.0002")] == ["0.20", "0.13"]
+    assert max(means["0.0004"], means["0.0008"]) < 0.04
+    assert [sum(lead > 0 for lead in branching[rate]) for rate in ("0.0001", "0.0002")] == [7, 7]
+    pairs = zip(branching["0.0001"], falling["0.0001"], strict=True)
+    assert sum(mine > other for mine, other in pairs) == 5  # of eight
+    for variant in ("falling", "branching", "value"):
+        leads, rising = bridge_leads(variant), bridge_leads("rising")
+        assert all(low < lead for rate in leads for low, lead in zip(rising[rate], leads[rate], strict=True))
+
+
+def bridge_leads(variant: str) -> dict[str, list[float]]:
+    """How far each seed of a variant ends above DDPO's, for each learning rate; epochs 8 to 10."""
+    late = [row for row in rows_of("text/bridge.csv") if int(row["epoch"]) >= 8]
+    leads: dict[str, list[float]] = {}
+    for rate in ("0.0001", "0.0002", "0.0004", "0.0008"):
+        for seed in sorted({row["seed"] for row in where(late, variant=variant, learning_rate=rate)}):
+            ends = [
+                mean(float(row["reward"]) for row in where(late, variant=name, learning_rate=rate, seed=seed))
+                for name in (variant, "one advantage")
+            ]
+            leads.setdefault(rate, []).append(ends[0] - ends[1])
+    return leads
 
 
 SWEEP = {  # variant in sweep.csv: how a row of lesson 05 begins

@@ -5,10 +5,7 @@ redness, from prompts that name no color, with five kinds of advantages: DDPO's;
 network and GAE; the image's one advantage times fixed weights that fall, or rise, linearly over the steps;
 and branching's, for one action per image, in groups of eight. There are four learning rates and five seeds.
 Each epoch's reward and the sizes of the steps' advantages go to bridge.csv, appended run by run; finished
-runs are skipped.
-
-So far it contains seeds 0 to 2 of all five trainers at the two lower learning rates, and seeds 3 to 7 of one
-advantage at all learning rates and of falling weights at all but the lowest.
+runs are skipped. At the two lower learning rates the file also has seeds 0 to 2.
 """
 
 import random
