@@ -233,4 +233,4 @@ test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint 
 def test_the_first_screen_shows_the_loop_that_runs():
     cells = cells_of("01_batching")
     shown = cells[0][1].split("```python\n")[1].split("\n```")[0]
-    assert ("code", shown) in cells
+    assert ("code", f"# @title The opening's red_phase\n{shown}") in cells
