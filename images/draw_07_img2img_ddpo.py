@@ -114,7 +114,9 @@ def question() -> Figure:
 
 def epochs(variant: str, rate: str) -> tuple[list[int], np.ndarray]:
     """Return epochs and rewards (epochs, seeds) of benchmarks/text/bridge.csv."""
-    return by_seed(where(read_rows("text/bridge.csv"), variant=variant, learning_rate=rate), "epoch", "reward")
+    return by_seed(
+        where(read_rows("text/bridge.csv"), variant=variant, learning_rate=rate), "epoch", "reward"
+    )
 
 
 def tidy(axes: Axes) -> None:
