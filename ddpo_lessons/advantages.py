@@ -78,12 +78,11 @@ class PerPromptStatTracker:
     ``stat_tracking.py`` of ddpo-pytorch, the code of DDPO's authors.
 
     While rewards rise, the mean of a buffer over several epochs is below the current mean. Advantages are
-    then positive on average, and all samples are reinforced, good or bad. ``last_bias`` shows this.
+    then positive on average, and all samples are reinforced, good or bad. A run records the average.
 
     Attributes:
         buffer_size: number of the newest rewards that are kept per key.
         min_count: number of rewards that a key needs before its own statistics are used.
-        last_bias: mean advantage of the last update, in standard deviations; 0 without bias.
 
     Raises:
         ValueError: min_count is below 1, or the buffer is too small to reach it.
@@ -99,7 +98,6 @@ class PerPromptStatTracker:
             )
         self.buffer_size = buffer_size
         self.min_count = min_count
-        self.last_bias = 0.0
         self._rewards: dict[Hashable, deque[float]] = {}
 
     def update(self, keys: Iterable[Hashable], rewards: Rewards) -> torch.Tensor:
@@ -125,15 +123,7 @@ class PerPromptStatTracker:
             buffer.extend(new)
             basis = torch.tensor(kept, dtype=torch.float64) if len(kept) >= self.min_count else values
             advantages[indices] = _standardise(values[indices], basis, eps=1e-6)
-        self.last_bias = advantages.mean().item()
         return advantages.to(device)
-
-    def stats(self) -> dict[Hashable, tuple[float, float, int]]:
-        """Return mean, population standard deviation and number of the kept rewards for each key."""
-        return {
-            key: (float(np.mean(buffer)), float(np.std(buffer)), len(buffer))
-            for key, buffer in self._rewards.items()
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for JSON; raise a TypeError for keys that JSON cannot store."""
@@ -201,26 +191,19 @@ def gae(
     return advantages, advantages + values
 
 
-def masked_whiten(
-    values: torch.Tensor, mask: torch.Tensor | None = None, shift_mean: bool = True
-) -> torch.Tensor:
-    """Scale the valid entries to variance 1, and by default shift them to mean 0.
+def masked_whiten(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Shift and scale the valid entries to mean 0 and variance 1: ``(v - mean) / sqrt(var + 1e-8)``.
 
-    ``(v - mean) / sqrt(var + 1e-8)``, plus the mean again with ``shift_mean=False`` (for rewards, because
-    their sign matters). Mean and variance are over all valid entries of the batch, where `mask`, of the same
-    shape, is true or 1. The variance is the unbiased one, as in TRL's text PPO. The result is 0 where masked,
-    float32 (float64 if the input is). Raises a ValueError if shapes differ, or if fewer than two entries are
-    valid.
+    Mean and variance are over all valid entries of the batch, where `mask`, of the same shape, is true or 1.
+    The variance is the unbiased one, as in TRL's text PPO. The result is 0 where masked, float32 (float64 if
+    the input is). Raises a ValueError if shapes differ, or if fewer than two entries are valid.
     """
     valid = _valid_steps(values, mask)
     values = _as_float(values)
     if valid.sum() < 2:
         raise ValueError("whitening needs at least two valid entries: one has no variance")
     mean, variance = values[valid].mean(), values[valid].var()
-    whitened = (values - mean) * (variance + 1e-8).rsqrt()
-    if not shift_mean:
-        whitened = whitened + mean
-    return whitened.masked_fill(~valid, 0)
+    return ((values - mean) * (variance + 1e-8).rsqrt()).masked_fill(~valid, 0)
 
 
 def _as_float64(rewards: Rewards) -> tuple[torch.Tensor, torch.device]:

@@ -537,7 +537,7 @@ def test_statistics_are_kept_by_id_and_not_by_prompt(tmp_path):
         make_pipeline(),
     )
     trainer.step(0)
-    assert {k: v[0] for k, v in trainer.algorithm.tracker.stats().items()} == {"a": 0.0, "b": 10.0}
+    assert trainer.algorithm.state_dict()["rewards"] == [["a", [0.0, 0.0]], ["b", [10.0, 10.0]]]
 
 
 # --------------------------------------------------------------------------------- guidance at most 1
