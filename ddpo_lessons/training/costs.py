@@ -1,6 +1,5 @@
 """Predict the hours and the cost of a run from a timed epoch, and add them up from its records."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,6 @@ def hours_and_money(seconds: float, price_per_hour: float) -> str:
         f", {seconds / 3600 * price_per_hour:.2f} at {price_per_hour:g} per hour" if price_per_hour else ""
     )
     return f"{tqdm.format_interval(seconds)}{money}"
-
-
-def seconds_of(metrics: Mapping[str, Any]) -> float:
-    """Add up the seconds of an epoch's record: sampling, reward, training and everything else."""
-    return sum(value for name, value in metrics.items() if name.startswith("seconds_"))
 
 
 @dataclass(frozen=True)
@@ -46,28 +40,13 @@ class SmokeRun:
         """Seconds of an epoch."""
         return self.seconds_sampling + self.seconds_reward + self.seconds_training
 
-    @property
-    def seconds_per_image(self) -> float:
-        """Seconds for each image that is sampled, scored and trained on."""
-        return self.seconds / self.images
-
-    @property
-    def hours(self) -> float:
-        """Hours of all epochs of the run."""
-        return self.seconds * self.num_epochs / 3600
-
-    @property
-    def money(self) -> float:
-        """Price of the hours."""
-        return self.hours * self.price_per_hour
-
     def __repr__(self) -> str:
         phases = (self.seconds_sampling, self.seconds_reward, self.seconds_training)
         sampling, reward, training = (f"{seconds:.3g} s" for seconds in phases)
         lines = [
             f"An epoch of {self.images} images takes {self.seconds:.3g} s: sampling {sampling}, rewards "
             f"{reward}, training {training}.",
-            f"That is {self.seconds_per_image:.3g} s per image.",
+            f"That is {self.seconds / self.images:.3g} s per image.",
             f"The peak is {self.peak_bytes / 1e9:.2f} GB of {'GPU' if self.is_gpu else 'main'} memory.",
         ]
         if self.first_ratio_error is not None:
@@ -92,26 +71,9 @@ class Cost:
     price_per_hour: float
     predicted_seconds: float | None = None
 
-    @property
-    def hours(self) -> float:
-        """Hours of all epochs."""
-        return self.seconds / 3600
-
-    @property
-    def money(self) -> float:
-        """Price of the hours."""
-        return self.hours * self.price_per_hour
-
-    @property
-    def seconds_per_image(self) -> float:
-        """Seconds for each image that was sampled, scored and trained on."""
-        return self.seconds / self.images
-
     def __repr__(self) -> str:
-        lines = [
-            f"{self.epochs} epochs with {self.images} images took "
-            f"{hours_and_money(self.seconds, self.price_per_hour)}: {self.seconds_per_image:.3g} s per image"
-        ]
+        spent, per_image = hours_and_money(self.seconds, self.price_per_hour), self.seconds / self.images
+        lines = [f"{self.epochs} epochs with {self.images} images took {spent}: {per_image:.3g} s per image"]
         if self.predicted_seconds is not None:
             ratio = self.seconds / self.predicted_seconds
             predicted = hours_and_money(self.predicted_seconds, self.price_per_hour)
@@ -129,12 +91,13 @@ def cost(run: Any, predicted: SmokeRun | None = None) -> Cost:
     """
     folder = Path(getattr(getattr(run, "config", None), "run_dir", run))
     epochs = read_metrics(folder, "epoch")
+    seconds = [value for epoch in epochs for name, value in epoch.items() if name.startswith("seconds_")]
     if not epochs:
         raise ValueError(f"{folder} holds no record of an epoch: give the folder of a run that has begun")
     return Cost(
         epochs=len(epochs),
         images=epochs[-1]["samples_seen"],
-        seconds=sum(map(seconds_of, epochs)),
+        seconds=sum(seconds),
         price_per_hour=read_run(folder)[0].price_per_hour,
         predicted_seconds=None if predicted is None else predicted.seconds * len(epochs),
     )
