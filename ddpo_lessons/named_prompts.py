@@ -6,31 +6,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data import prompts
 from ddpo_lessons.data.prompts import Prompt, PromptSampler
 from ddpo_lessons.words import similar
 from ddpo_lessons.worlds import animals, digits
 
 
-def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = None) -> PromptSampler:
+def digit_world_prompts(seed: int, split: str = "seen") -> PromptSampler:
     """Sample prompts of the digit world, such as "a red three on a blue background".
 
     The (digit, ink) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the ten
-    it never showed the denoiser) or "all". The background is uniform over the other colors. Metadata:
-    `digit` (int), `ink` and `background` (names). A word of the digit world, such as "clear" or "foggy", may
-    be put in as `damage`. A ValueError refuses another split or damage.
+    it never showed the denoiser) or "all", else a ValueError. The background is uniform over the other
+    colors. Metadata: `digit` (int), `ink` and `background` (names).
     """
     pairs = _pairs(digits, split)
-    damages = [None, "clear", "camouflaged", *DAMAGES]
-    if damage not in damages:
-        raise ValueError(f"damage={damage!r} does not exist: use one of {damages}")
 
     def draw(generator: random.Random) -> Prompt:
         digit, ink = generator.choice(pairs)
         background = generator.choice([name for name in digits.COLORS if name != ink])
         metadata = {"digit": digit, "ink": ink, "background": background}
-        return digits.make_prompt(digit, ink, background, damage), metadata
+        return digits.make_prompt(digit, ink, background), metadata
 
     return PromptSampler(draw, seed)
 

@@ -188,7 +188,7 @@ def test_prompt_alignment_adds_up_what_the_prompt_says():
         "a red three on a blue background", "a green five on a blue background",
         "a red digit on a white background", "a three",
     ]  # fmt: skip
-    result = rewards.prompt_alignment(ReadsThree(), 2.0, 3.0, 5.0)(images, prompts, [{}] * 4)
+    result = rewards.prompt_alignment(ReadsThree())(images, prompts, [{}] * 4)
     assert isinstance(result, tuple)
     score, info = result
     red, green, blue, white = (np.array(COLORS[name]) for name in ("red", "green", "blue", "white"))
@@ -198,7 +198,7 @@ def test_prompt_alignment_adds_up_what_the_prompt_says():
     np.testing.assert_allclose(info["ink_distance"], ink, atol=1e-5)
     np.testing.assert_allclose(info["background_distance"], background, atol=1e-5)
     np.testing.assert_allclose(info["digit_log_prob"], log_p, atol=1e-5)
-    np.testing.assert_allclose(score, 2 * log_p - 3 * ink - 5 * background, atol=1e-5)
+    np.testing.assert_allclose(score, log_p - ink - background, atol=1e-5)
 
 
 def test_prompt_alignment_refuses_a_prompt_with_nothing_to_align():
@@ -567,7 +567,7 @@ def test_recoloring_adds_up_digit_colors_and_shape():
     before = square(white, black)
     metadata = [{"digit": np.int64(3), "image": before}, {"digit": torch.tensor(3), "image": before}]
     images = torch.stack([square(red, blue), square(red, blue, left=14)])
-    score, info = rewards.recoloring(ReadsThree(), 2.0, 100.0)(images, prompts, metadata)
+    score, info = rewards.recoloring(ReadsThree())(images, prompts, metadata)
     ink = (0.14**2 + 0.13**2 + 0.15**2) ** 0.5  # from (1, 0, 0) to the world's red
     background = (0.13**2 + 0.25**2 + 0.20**2) ** 0.5  # from (0, 0, 1) to its blue
     moved = 2 * 2 * 8 / 1024  # two columns of ink went, two came
@@ -576,8 +576,8 @@ def test_recoloring_adds_up_digit_colors_and_shape():
     assert info["shape_distance"].tolist() == pytest.approx([0, moved], abs=1e-5)
     digit = math.log(0.55)
     assert info["digit_log_prob"].tolist() == pytest.approx([digit, digit])
-    expected = digit - 2 * (ink + background)
-    assert score.tolist() == pytest.approx([expected, expected - 100 * moved], abs=1e-4)
+    expected = digit - 10 * (ink + background)
+    assert score.tolist() == pytest.approx([expected, expected - 30 * moved], abs=1e-4)
 
 
 def test_recoloring_prefers_the_right_answer_and_asks_for_both_colors():

@@ -30,12 +30,12 @@ def green(count: int) -> torch.Tensor:
 def test_the_reward_by_hand():
     prompts = ["a cat by Noto on a green background", "an animal by Noto on a red background", "a cat"]
     metadata = [{}, {"animal": "cat"}, {}]
-    rewards, terms = animal_alignment(Says(), 2.0, 3.0, 10.0)(green(3), prompts, metadata)
+    rewards, terms = animal_alignment(Says(), 20.0)(green(3), prompts, metadata)
     far = torch.dist(
         torch.tensor(animals.BACKGROUNDS["green"]), torch.tensor(animals.BACKGROUNDS["red"])
     ).item()
     assert terms["background_distance"].tolist() == pytest.approx([0, far, 0], abs=1e-6)
-    expected = [2 * CAT + 3 * NOTO, 2 * CAT + 3 * NOTO - 10 * far, 2 * CAT]
+    expected = [CAT + NOTO, CAT + NOTO - 20 * far, CAT]
     assert rewards.tolist() == pytest.approx(expected, abs=1e-5)
 
 

@@ -22,18 +22,13 @@ from ddpo_lessons.worlds.animals import Description
 
 
 @register(needs=("prompt",), reads=lambda prompts: described(prompts, [{}] * len(prompts)))
-def animal_alignment(
-    model: nn.Module | None = None,
-    animal_weight: float = 1.0,
-    artist_weight: float = 1.0,
-    background_weight: float = 10.0,
-) -> RewardFunction:
+def animal_alignment(model: nn.Module | None = None, background_weight: float = 10.0) -> RewardFunction:
     """Score how well an image of the world of animals shows its prompt.
 
     With log p from the classifier (nats), and the mean distance of the background's pixels from the named
     color, Euclidean in RGB on [0, 1]::
 
-        animal_weight * log p(animal) + artist_weight * log p(artist) - background_weight * distance
+        log p(animal) + log p(artist) - background_weight * distance
 
     Animal and artist may be named by the metadata instead, as `metadata["animal"]` and `metadata["artist"]`:
     in an edit the prompt leaves them out, and those of the image are to stay. A term that neither names
@@ -59,7 +54,7 @@ def animal_alignment(
                 images, [part.background for part in said], _background_masks(metadata, images)
             ),
         }
-        score = animal_weight * terms["animal_log_prob"] + artist_weight * terms["artist_log_prob"]
+        score = terms["animal_log_prob"] + terms["artist_log_prob"]
         return score - background_weight * terms["background_distance"], terms
 
     return reward

@@ -60,23 +60,17 @@ def described(prompts: Sequence[str]) -> list[Description]:
 
 
 @register(needs=("prompt",), reads=described)
-def prompt_alignment(
-    model: nn.Module | None = None,
-    digit_weight: float = 1.0,
-    ink_weight: float = 1.0,
-    background_weight: float = 1.0,
-) -> RewardFunction:
+def prompt_alignment(model: nn.Module | None = None) -> RewardFunction:
     """Score how well an image of the digit world shows its prompt.
 
     With log p (nats) from the classifier, colors measured without any model, and distances Euclidean in RGB
     on [0, 1] (at most sqrt(3))::
 
-        digit_weight * log p(digit) - ink_weight * |ink - named ink|
-            - background_weight * |background - named background|
+        log p(digit) - |ink - named ink| - |background - named background|
 
     The model maps (B, 3, 32, 32) to logits (B, 10); None is the world's own. What a prompt leaves unsaid
-    counts 0. The three terms are returned as info, before weighting. The reward refuses a prompt that names
-    none of the three, with a ValueError.
+    counts 0. The three terms are returned as info. The reward refuses a prompt that names none of the three,
+    with a ValueError.
     """
     reader = (RewardModel.load() if model is None else model).eval()
 
@@ -89,8 +83,7 @@ def prompt_alignment(
         ink, background = measure_colors(images)  # (B, 3) each
         ink_distance = _color_distance(ink, [part.ink for part in said])
         background_distance = _color_distance(background, [part.background for part in said])
-        score = digit_weight * log_p - ink_weight * ink_distance - background_weight * background_distance
-        return score, {
+        return log_p - ink_distance - background_distance, {
             "digit_log_prob": log_p,
             "ink_distance": ink_distance,
             "background_distance": background_distance,
@@ -112,16 +105,14 @@ def described_colors(prompts: Sequence[str]) -> list[Description]:
 
 
 @register(needs=("prompt", "image", "digit"), reads=described_colors)
-def recoloring(
-    model: nn.Module | None = None, color_weight: float = 10.0, shape_weight: float = 30.0
-) -> RewardFunction:
+def recoloring(model: nn.Module | None = None) -> RewardFunction:
     """Score recoloring: the prompt names ink and background, and digit and shape should stay.
 
     With log p (nats) of `metadata["digit"]` from the classifier, colors and coverage measured without any
     model (`digits.measure_colors`, `digits.coverage`), and colors' distances Euclidean in RGB on [0, 1]::
 
-        log p(digit) - color_weight * (|ink - named ink| + |background - named background|)
-            - shape_weight * mean |coverage - coverage of the input|
+        log p(digit) - 10 (|ink - named ink| + |background - named background|)
+            - 30 mean |coverage - coverage of the input|
 
     The input is `metadata["image"]` (3, H, W). The four terms are returned as info, before weighting. The
     reward refuses a prompt that does not name both colors, with a ValueError.
@@ -142,6 +133,6 @@ def recoloring(
             "shape_distance": moved.abs().mean(dim=(1, 2, 3)),
         }
         colors = terms["ink_distance"] + terms["background_distance"]
-        return log_p - color_weight * colors - shape_weight * terms["shape_distance"], terms
+        return log_p - 10 * colors - 30 * terms["shape_distance"], terms
 
     return reward
