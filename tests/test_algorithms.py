@@ -469,32 +469,14 @@ def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name
     assert bool(trainer.learner.old) == (name in ("awm", "nft", "pepg"))
 
 
-def drawn_timesteps(sigmas: list[float], logit_normal: bool = False) -> torch.Tensor:
-    """What 4,000 examples of a flow model are noised to, (4000,)."""
-    schedule = FlowSchedule(torch.tensor(sigmas), 0.0, "cpu")
-    generators = [torch.Generator().manual_seed(0)] * 4000
-    return AWM(logit_normal=logit_normal).draw_timesteps(schedule, generators)
-
-
 def test_a_flow_model_trains_on_timesteps_as_often_as_sampling_takes_steps_there():
-    timesteps = drawn_timesteps([0.9, 0.8, 0.7, 0.0])  # two of three steps lie above 700
+    schedule = FlowSchedule(torch.tensor([0.9, 0.8, 0.7, 0.0]), 0.0, "cpu")  # two of three steps: above 700
+    timesteps = AWM().draw_timesteps(schedule, [torch.Generator().manual_seed(0)] * 4000)
     assert 0 < timesteps.min() < 10
     assert 899 < timesteps.max() <= 900
     assert timesteps.unique().numel() > 3900  # between the steps, too
     for low, high, share in ((800, 900, 1 / 3), (700, 800, 1 / 3), (0, 700, 1 / 3), (0, 350, 1 / 6)):
         assert ((timesteps > low) & (timesteps <= high)).float().mean() == pytest.approx(share, abs=0.03)
-
-
-def test_logit_normal_timesteps_keep_away_from_both_ends():
-    timesteps = drawn_timesteps([1.0, 0.5, 0.0], logit_normal=True)
-    # P(sigmoid(z) < p) is the normal distribution at log(p / (1 - p)): at -log 9 and -log 3, and at 0.
-    for below, share in ((100, 0.0140), (250, 0.1360), (500, 0.5), (900, 0.9860)):
-        assert (timesteps < below).float().mean() == pytest.approx(share, abs=0.02)
-
-
-def test_logit_normal_is_of_flow_models(tmp_path):
-    with pytest.raises(ValueError, match="logit_normal=true is of flow models"):
-        make_trainer(tmp_path, AWM(logit_normal=True), "sd")
 
 
 @pytest.mark.parametrize("name", ["awm", "nft", "pepg", "dpo", "draft", "refl"])
@@ -828,11 +810,6 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
             "awm",
             {"ema_kl_coefficient": 1.0, "decay_rate": 0.0},
             "decay_rate=0.0, max_decay=0.3: an EMA policy",
-        ),
-        (
-            "nft",
-            {"logit_normal": True, "visited_states": True},
-            "visited_states=true draws among the timesteps",
         ),
         ("nft", {"beta": 0.0}, r"beta=0\.0 must be above 0"),
         ("nft", {"decay_rate": -0.1}, r"decay_rate=-0\.1 must not be negative"),

@@ -38,9 +38,8 @@ class AWM(ForwardProcess):
     mean((output - output before training)²). `time_power`, k, gives noisy examples a larger weight (t is
     between 0 and 1). `error_power`, p, replaces ℓ by ((ℓ + 1e-10)^p - 1e-10^p) / p; below 1, an example with
     a large error has less influence. `ema_kl_coefficient`, `decay_rate` and `max_decay` are explained above;
-    with an `ema_kl_coefficient` an epoch has one optimizer step and no clip range. `logit_normal` and
-    `visited_states` are those of `ForwardProcess`. Raises a ValueError for numbers that do not fit, and for
-    settings without effect.
+    with an `ema_kl_coefficient` an epoch has one optimizer step and no clip range. `visited_states` is that
+    of `ForwardProcess`. Raises a ValueError for numbers that do not fit, and for settings without effect.
 
     The authors' runs: time_power=1, error_power=0.25 and, for `train_adv_clip_max` = 5, ema_kl_coefficient=5,
     which is their `ema_beta` = 1 for advantages scaled to [-1, 1].
@@ -60,10 +59,9 @@ class AWM(ForwardProcess):
         ema_kl_coefficient: float = 0.0,
         decay_rate: float = 0.001,
         max_decay: float = 0.3,
-        logit_normal: bool = False,
         visited_states: bool = False,
     ) -> None:
-        super().__init__(logit_normal, visited_states)
+        super().__init__(visited_states)
         if not time_power >= 0:
             raise ValueError(f"time_power={time_power} must not be negative; 0 weighs all times alike")
         if not 0 < error_power < float("inf"):

@@ -28,16 +28,16 @@ from ddpo_lessons.config import DDPOConfig
 class DPO(AWM):
     """Train by online Diffusion-DPO; sampling and examples are those of `AWM`.
 
-    `beta`, above 0, is the sharpness of preferences per unit of error, and `logit_normal` is that of
-    `ForwardProcess`. Raises a ValueError for another beta, and for a config without groups.
+    `beta`, above 0, is the sharpness of preferences per unit of error. Raises a ValueError for another beta,
+    and for a config without groups.
     """
 
     name = "dpo"
     unused = (*AWM.unused, "train_clip_range", "train_adv_clip_max", "train_kl_coefficient")
     keeps_old = False
 
-    def __init__(self, beta: float = 1000.0, logit_normal: bool = False) -> None:
-        ForwardProcess.__init__(self, logit_normal)
+    def __init__(self, beta: float = 1000.0) -> None:
+        ForwardProcess.__init__(self)
         if not beta > 0:
             raise ValueError(f"beta={beta} must be above 0; 1000 is usual")
         self.beta = beta

@@ -15,7 +15,6 @@ import torch
 
 from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.models import Family, Schedule
@@ -85,28 +84,10 @@ class ForwardProcess(Algorithm):
       prediction of x₀ along A J σz, which is a policy gradient, A z, passed through the later steps;
     - a state without later noise has only one x₀, so it learns the guidance of good samples.
 
-    Args:
-        logit_normal: for flow models: sample the position on the schedule with the sigmoid of a standard
-            normal number, rarely near either end, as Stable Diffusion 3 was trained (Esser et al. 2024,
-            arXiv 2403.03206, section 3.1); otherwise all positions are equally likely.
-        visited_states: train at states that sampling visited, instead of re-noised final samples.
-
-    Raises:
-        ValueError: both are set, although visited states have their own timesteps.
     """
 
-    def __init__(self, logit_normal: bool = False, visited_states: bool = False) -> None:
-        if logit_normal and visited_states:
-            raise ValueError(
-                "visited_states=true draws among the timesteps of sampling: leave logit_normal out"
-            )
-        self.logit_normal, self.visited_states = logit_normal, visited_states
-
-    def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the denoising steps; raise a ValueError if logit_normal is set for another model."""
-        if self.logit_normal and not isinstance(schedule, FlowSchedule):
-            raise ValueError("logit_normal=true is of flow models, and this is none: leave it out")
-        return super().sampling_schedule(schedule, config, epoch)
+    def __init__(self, visited_states: bool = False) -> None:
+        self.visited_states = visited_states
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
         """Yield as many optimizer steps as DDPO, on as many examples as its pairs."""
@@ -129,8 +110,6 @@ class ForwardProcess(Algorithm):
             assert isinstance(schedule, DDIMSchedule)  # the only other kind
             count = schedule.first_timestep + 1
             return torch.cat([torch.randint(count, (1,), generator=g) for g in generators])
-        if self.logit_normal:
-            return schedule.timesteps_at(sample_noise((1,), generators).flatten().sigmoid())
         evenly = torch.cat([torch.rand(1, generator=g, dtype=torch.float32) for g in generators])
         return schedule.timesteps_at(1 - evenly)  # above 0: not all clean
 

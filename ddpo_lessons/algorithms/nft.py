@@ -55,8 +55,8 @@ class NFT(AWM):
 
     `beta` is ζ, the distance of v⁺ and v⁻ from v_old in units of v - v_old; a large value keeps v near v_old.
     `decay_rate` is the growth of the sampling policy's decay per epoch, up to `max_decay`; with 0 the newest
-    policy samples. `logit_normal` and `visited_states` are those of `ForwardProcess`. Raises a ValueError for
-    a number that does not fit.
+    policy samples. `visited_states` is that of `ForwardProcess`. Raises a ValueError for a number that does
+    not fit.
     """
 
     name = "nft"
@@ -67,10 +67,9 @@ class NFT(AWM):
         beta: float = 1.0,
         decay_rate: float = 0.001,
         max_decay: float = 0.5,
-        logit_normal: bool = False,
         visited_states: bool = False,
     ) -> None:
-        ForwardProcess.__init__(self, logit_normal, visited_states)
+        ForwardProcess.__init__(self, visited_states)
         if not beta > 0:
             raise ValueError(f"beta={beta} must be above 0; 1 and 0.1 are usual")
         if not decay_rate >= 0:

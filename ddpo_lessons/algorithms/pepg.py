@@ -42,10 +42,9 @@ class PEPG(NFT):
         scale: float = 0.1,
         decay_rate: float = 0.001,
         max_decay: float = 0.5,
-        logit_normal: bool = False,
         visited_states: bool = False,
     ) -> None:
-        super().__init__(1.0, decay_rate, max_decay, logit_normal, visited_states)
+        super().__init__(1.0, decay_rate, max_decay, visited_states)
         if not 0 < scale < float("inf"):
             raise ValueError(f"scale={scale} must be a number above 0; 0.1 is usual")
         self.scale = scale

@@ -49,8 +49,8 @@ class RWR(ForwardProcess):
 
     Sampling uses guidance, as in DDPO, and training does not, as in ordinary fine-tuning. Samples of a group
     share their first state, as in DDPO. `temperature` is that of `rwr_weights`; `top_fraction` selects
-    `sparse_rwr_weights` instead, and both functions check their values. `logit_normal` and `visited_states`
-    are those of `ForwardProcess`.
+    `sparse_rwr_weights` instead, and both functions check their values. `visited_states` is that of
+    `ForwardProcess`.
     """
 
     name = "rwr"
@@ -63,10 +63,9 @@ class RWR(ForwardProcess):
         self,
         temperature: float = 0.2,
         top_fraction: float | None = None,
-        logit_normal: bool = False,
         visited_states: bool = False,
     ) -> None:
-        super().__init__(logit_normal, visited_states)
+        super().__init__(visited_states)
         self.temperature, self.top_fraction = temperature, top_fraction
         self.advantages(torch.zeros(1))  # checks the settings before anything is loaded
 
