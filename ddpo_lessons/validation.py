@@ -98,7 +98,7 @@ class Validation:
         self.sampler = replace(trainer.sampler, family=family)
         self.contexts = [trainer.start.context(sample, family) for sample in samples]
         trainer.start.check(self.contexts)
-        self._before = self._measure() if trainer.epochs_done == 0 else None
+        self._before = self.measure() if trainer.epochs_done == 0 else None
 
     def __call__(self, batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         """Generate and score the images if it is the turn of this epoch."""
@@ -106,7 +106,7 @@ class Validation:
         if epochs == 1 and self._before is not None and is_main:  # there was no folder before
             self._report(0, 0, *self._before)
         if epochs % self.every == 0 or epochs == self.trainer.config.num_epochs:
-            found = self._measure()
+            found = self.measure()
             if is_main:
                 self._report(epochs, global_step, *found)
 
@@ -198,11 +198,8 @@ class Validation:
         config = {name: getattr(self.trainer.config, name) for name in SETTINGS}
         return {**sampler.start.identity(), **config, "checksum": checksum}
 
-    def measure(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Generate images of all contexts (N, 3, H, W) and, in the main process, their rewards (N,)."""
-        return self._measure()[:2]
-
-    def _measure(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def measure(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Generate images of all contexts (N, 3, H, W); score them in the main process, (N,) each."""
         with self.trainer.learner.averaged_policy():
             return self._draw(self.sampler, self.contexts)
 

@@ -50,8 +50,8 @@ def test_a_resumed_run_validates_as_the_one_that_never_stopped(tmp_path):
 def test_the_noise_is_the_same_each_time_and_what_differs_was_learned(tmp_path):
     trainer = make_trainer(tmp_path, None, train_learning_rate=0.05)
     validation = Validation(trainer, HELD_OUT)
-    before, rewards = validation.measure()
-    again, _ = validation.measure()
+    before, rewards, _ = validation.measure()
+    again, *_ = validation.measure()
     assert torch.equal(before, again)
     torch.testing.assert_close(rewards, before.mean(dim=(1, 2, 3)))
     trainer.train()
@@ -98,7 +98,7 @@ def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_pat
     trainer = Trainer(
         make_config(tmp_path, **changes), brightness, red_three, load_tiny_sd3(), algorithm=AWM()
     )
-    images, _ = Validation(trainer, HELD_OUT, 1).measure()
+    images, *_ = Validation(trainer, HELD_OUT, 1).measure()
     generators = [
         torch.Generator().manual_seed(sample_seed(0, NO_EPOCH, row)) for row in range(len(HELD_OUT))
     ]
@@ -146,7 +146,7 @@ def test_before_and_after_stay_in_the_folder_of_a_resumed_run(tmp_path):
         return trainer, validation
 
     trainer, validation = make("whole", 4)
-    images, rewards = validation.measure()
+    images, rewards, _ = validation.measure()
     trainer.train()
     table = validation.table()
     assert [row.name for row in table] == ["epoch 0", "epoch 2", "epoch 4"]
@@ -167,7 +167,7 @@ def test_before_and_after_stay_in_the_folder_of_a_resumed_run(tmp_path):
 def test_the_untrained_policy_is_measured_by_strength_and_best_of_n(tmp_path):
     trainer = img2img_trainer(tmp_path)
     validation = Validation(trainer, held_out(), evaluator=redness)
-    _, rewards = validation.measure()
+    _, rewards, _ = validation.measure()
     (own,) = validation.untrained()
     assert torch.equal(own.rewards, rewards)
     weak, strong, same = validation.untrained(0.4, 1.0, 0.7)

@@ -289,17 +289,8 @@ class TextPPOTrainer:
         differs, or that the folder holds no complete checkpoint.
         """
         tensors, state = checkpoint.read(Path(folder))
-        there, here = state["identity"], self._identity()
-        changed = [
-            f"{name}: {there[name]!r} there, {here[name]!r} here"
-            for name in here
-            if there[name] != here[name]
-        ]
-        if changed:
-            raise ValueError(
-                f"checkpoint {folder} belongs to another run ({'; '.join(changed)}): build the trainer with "
-                "the models, queries and settings of its first step"
-            )
+        remedy = "build the trainer with the models, queries and settings of its first step"
+        checkpoint.check_identity(Path(folder), state["identity"], self._identity(), remedy)
         self.model.policy.load_state_dict(tensors["policy"])
         self.model.value.load_state_dict(tensors["value"])
         checkpoint.load_optimizer_tensors(self.optimizer, self._names(), tensors["optimizer"])

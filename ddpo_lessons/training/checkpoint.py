@@ -172,11 +172,13 @@ def load_optimizer_tensors(
 
 
 # ------------------------------------------------------------------------- what a checkpoint belongs to
-def check_identity(folder: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the checkpoint's run differs in a setting that affects the weights.
+RESUMED = "resume with what it was made with, or start a new run from its LoRA weights (train_lora_from)"
 
-    A ValueError names all that differs, with both values.
-    """
+
+def check_identity(
+    folder: Path, saved: Mapping[str, Any], mine: Mapping[str, Any], remedy: str = RESUMED
+) -> None:
+    """Raise a ValueError with all settings that affect the weights and differ from those of a checkpoint."""
     mine = json.loads(json.dumps(mine))
     changed = [
         f"{name}: {saved.get(name)!r} there, {value!r} here"
@@ -184,7 +186,4 @@ def check_identity(folder: Path, saved: Mapping[str, Any], mine: Mapping[str, An
         if saved.get(name) != value
     ]
     if changed:
-        raise ValueError(
-            f"checkpoint {folder} belongs to another run ({'; '.join(changed)}): resume with what it was "
-            "made with, or start a new run from its LoRA weights (train_lora_from)"
-        )
+        raise ValueError(f"checkpoint {folder} belongs to another run ({'; '.join(changed)}): {remedy}")
