@@ -42,6 +42,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def bars() -> None:
+    """Let runs print, also where another test has silenced them for its process."""
+    from diffusers.utils import logging
+
+    logging.enable_progress_bar()
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder of a random tiny pipeline; scripts of the peers need another, and have their own."""

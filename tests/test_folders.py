@@ -210,11 +210,6 @@ def test_every_image_is_drawn_with_its_label(zoo):
         assert set(metadata) == {"id", "image", "label", "target"}
 
 
-def test_a_size_without_pixels_is_refused(zoo):
-    with pytest.raises(ValueError, match="size=0: give the side of the square in pixels"):
-        folders.ImagePrompts(folders.find_images(zoo), "an animal", 0, seed=3)
-
-
 def test_folders_named_after_digits_give_the_digit(tmp_path):
     pictures(tmp_path, "three/a.png", "seven/a.png")
     sampler = folders.ImagePrompts(folders.find_images(tmp_path), "", 32, seed=0)
@@ -363,6 +358,7 @@ def test_a_folder_of_endings_that_are_not_read_is_refused_with_them(tmp_path):
         ({"prompt": None}, "prompt=None must be text"),
         ({"prompt": "a {lable}"}, r"nothing replaces {lable}; only {label} becomes the name"),
         ({"size": "32"}, "size='32': give the side of the square in pixels"),
+        ({"size": 0}, "size=0: give the side of the square in pixels"),
     ],
 )
 def test_prompts_of_images_refuse_arguments_that_would_fail_later(zoo, changes, error):

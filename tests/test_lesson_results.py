@@ -1,6 +1,5 @@
 """What lessons 01 to 04, 06 and 08 to 10 quote of measurements is what the committed files hold."""
 
-import csv
 import itertools
 import json
 from pathlib import Path
@@ -8,20 +7,16 @@ from statistics import mean
 
 import pytest
 
+from benchmarks.common import where
 from benchmarks.speed.lessons import LESSONS, play
-from tests.helpers import cells_of
+from tests.test_lesson_tables import prose, rows_of
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def rows(name: str, **values: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV that have these values."""
-    with open(RESULTS / name, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if values.items() <= row.items()]
-
-
-def prose(lesson: str) -> str:
-    return "\n".join(source for kind, source in cells_of(lesson) if kind == "markdown")
+    """Return the rows of a CSV of `RESULTS` that have these values."""
+    return where(rows_of(f"results/{name}"), **values)
 
 
 def cells(seeds: list[float], form: str) -> str:

@@ -1,6 +1,5 @@
 """Tables of lessons 04 and 05 hold the numbers of the committed results that their figures draw."""
 
-import json
 import runpy
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks.common import Row, read_rows, where
+from tests.helpers import cells_of
 
 ROOT = Path(__file__).parents[1]
 
 
-def prose(name: str) -> str:
-    cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8"))["cells"]
-    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+def prose(lesson: str) -> str:
+    return "\n".join(source for kind, source in cells_of(lesson) if kind == "markdown")
 
 
 def rows_of(path: str) -> list[Row]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.utils import logging
 from helpers import brightness, each_prompt, flow_trainer, launch, make_config, make_pipeline, weights_of
 
 from ddpo_lessons.algorithms import make_algorithm
@@ -19,12 +18,6 @@ from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.validation import Validation
 
 pytestmark = pytest.mark.usefixtures("one_thread", "bars")
-
-
-@pytest.fixture
-def bars() -> None:
-    """Let runs print, also where another test has silenced them for its process."""
-    logging.enable_progress_bar()
 
 
 # Two epochs of 8 samples, three steps, no guidance: 24 pairs in an optimizer step.

@@ -285,7 +285,6 @@ def test_a_path_may_hold_colons():
         ("others_NAME.py:Forgets:scale=2", "does not keep its argument 'scale'"),
         ("others_NAME.py:Hides:scale=2", "leaves 'scale' out of what its identity() returns"),
         ("broken.py:RLOO", "cannot be imported: SyntaxError"),
-        ("flow_gpro", "algorithm='flow_gpro' does not exist (perhaps flow_grpo)"),
         ("flow_gpro:window=3", "algorithm='flow_gpro' does not exist (perhaps flow_grpo)"),
     ],
 )

@@ -21,12 +21,6 @@ from ddpo_lessons.training.runlog import read_metrics
 pytestmark = pytest.mark.usefixtures("one_thread", "bars")
 
 
-@pytest.fixture
-def bars() -> None:
-    """Let runs print, also where another test has silenced them for its process."""
-    logging.enable_progress_bar()
-
-
 # 8 samples in minibatches of 2; two minibatches make an optimizer step; each sample is used twice.
 SIZES = {
     "sample_batch_size": 4, "sample_num_batches_per_epoch": 2, "train_batch_size": 2,

@@ -10,7 +10,8 @@ from benchmarks.common import read_rows, where
 from benchmarks.results import reward_gradient
 from ddpo_lessons.worlds import digits
 from ddpo_lessons.worlds.judges import nearest
-from tests.helpers import cells_of
+from tests.test_lesson_results import span
+from tests.test_lesson_tables import prose
 
 
 def test_frechet_distance_of_unrelated_numbers_is_that_of_their_means_and_spreads():
@@ -62,10 +63,6 @@ POINTS = {row["point"]: row for row in read_rows(reward_gradient.POINTS)}
 LEVEL = mean(float(POINTS[f"handwriting {n}"]["reward"]) for n in range(reward_gradient.HANDWRITTEN))
 
 
-def lesson() -> str:
-    return "\n".join(source for kind, source in cells_of("11_through_the_reward") if kind == "markdown")
-
-
 def runs(path, *methods: str, learning_rate: str = "0.003") -> list[list[dict[str, float]]]:
     """Return the evaluations of each run, a list per run; all of them begin untrained."""
     found = dict[tuple[str, str], list[dict[str, float]]]()
@@ -79,11 +76,6 @@ def runs(path, *methods: str, learning_rate: str = "0.003") -> list[list[dict[st
 
 def columns(run: list[dict[str, float]], *names: str) -> list[list[float]]:
     return [[row[name] for row in run] for name in names]
-
-
-def span(values: list[float], form: str) -> str:
-    low, high = (f"{value:{form}}".replace("-", "−") for value in (min(values), max(values)))
-    return f"{low} to {high}"
 
 
 def test_distance_turns_where_lesson_11_says():
@@ -100,13 +92,13 @@ def test_distance_turns_where_lesson_11_says():
         assert turn - seconds.index(min(seconds)) in (0, 1)
         before, same = before + (turn < passed), same + (seconds[turn] == min(seconds))
     assert (before, same) == (12, 11)
-    text = lesson()
+    text = prose("11_through_the_reward")
     assert "In twelve of these runs the distance is smallest at the last evaluation before" in text
     assert "turns at the same measurement in eleven runs, and one measurement earlier in four" in text
 
 
 def test_table_of_lesson_11_and_its_end_of_training():
-    text, trained = lesson(), runs(reward_gradient.RESULT, *GRADIENTS)
+    text, trained = prose("11_through_the_reward"), runs(reward_gradient.RESULT, *GRADIENTS)
     forms = {"reward": ".2f", "diversity": ".3f", "frechet": ".2f", "second_frechet": ".2f"}
     best = [min(run, key=lambda row: row["frechet"]) for run in trained]
     second = [min(row["second_frechet"] for row in run) for run in trained]
@@ -143,7 +135,7 @@ def test_other_noise_of_lesson_11():
         for n in second
     ]
     assert sorted(nearer) == [0, 0, 0, 1, 5]
-    text = lesson()
+    text = prose("11_through_the_reward")
     assert f"guidance 1.5 has distances from {span([*guided.values()], '.1f')}." in text
     spread = span([float(row["frechet"]) for row in trained], ".1f")
     assert f"DRaFT-3 have distances from {spread} after 256 reward evaluations" in text
@@ -178,7 +170,7 @@ def lines_of_other_rates() -> list[str]:
 
 def test_other_learning_rates_of_lesson_11():
     """With 0.001 the rule holds or does not stop a run yet; with 0.01 it is in time for two runs of 15."""
-    text = lesson()
+    text = prose("11_through_the_reward")
     assert all(line in text for line in lines_of_other_rates())
     in_time = {"0.001": 0, "0.01": 0}
     for rate in in_time:

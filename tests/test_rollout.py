@@ -263,12 +263,6 @@ def test_a_prompt_that_is_too_long_is_named_once_with_what_is_cut():
     ("images", "error", "message"),
     [
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, "torch.uint8: .* divide uint8 by 255"),
-        ([[0.0]], TypeError, "images is list"),
-        (torch.zeros(3, 32, 32), ValueError, r"pass \(B, 3, H, W\)"),
-        (torch.zeros(1, 1, 32, 32), ValueError, "converted to RGB"),
-        (torch.full((1, 3, 32, 32), -1.0), ValueError, r"spans \[-1, -1\]"),
-        (torch.full((1, 3, 32, 32), 255.0), ValueError, r"spans \[255, 255\]"),
-        (torch.full((1, 3, 32, 32), torch.nan), ValueError, r"spans \[nan, nan\]"),
         (torch.zeros(1, 3, 30, 32), ValueError, r"\(30, 32\) pixels: resize to multiples of 4"),
     ],
 )
@@ -290,10 +284,6 @@ def test_images_of_any_size_that_the_vae_divides_are_taken():
 def test_numbers_of_prompts_and_images_must_agree():
     with pytest.raises(ValueError, match="2 prompts for 1 images"):
         img2img_rollout(make_pipeline(), ["", ""], images_of(1, 32, 32), 0.5)
-
-
-def test_the_range_of_images_leaves_room_for_rounding():
-    family_of(make_pipeline()).check_images(torch.full((1, 3, 32, 32), 1.0005))
 
 
 def test_seeds_of_samples_do_not_collide():

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from helpers import (
     PROMPTS,
     Counting,
@@ -770,14 +769,3 @@ def test_processes_that_draw_different_contexts_are_stopped(tmp_path):
     trainer.contexts.share.accelerator = OtherProcess(1)
     with pytest.raises(RuntimeError, match="each process something else: seed it alike"):
         trainer.contexts.check_same(contexts)
-
-
-@pytest.mark.parametrize("kind", [EulerDiscreteScheduler, DDIMScheduler])
-def test_latents_are_clipped_only_where_the_scheduler_says_so(tmp_path, kind):
-    pipeline = make_pipeline()
-    settings = {"beta_schedule": "scaled_linear", "prediction_type": "v_prediction"}
-    settings |= {"clip_sample": True} if kind is DDIMScheduler else {}
-    pipeline.scheduler = kind(**settings)
-    trainer = make_trainer(tmp_path, pipeline=pipeline)
-    assert trainer.pipeline.scheduler.config.clip_sample == (kind is DDIMScheduler)
-    assert trainer.pipeline.scheduler.config.beta_schedule == "scaled_linear"
