@@ -83,7 +83,6 @@ class ForwardProcess(Algorithm):
       to μ + σz, and the later steps from there to x₀(μ + σz) ≈ x₀(μ) + J σz. Then a sample moves the
       prediction of x₀ along A J σz, which is a policy gradient, A z, passed through the later steps;
     - a state without later noise has only one x₀, so it learns the guidance of good samples.
-
     """
 
     def __init__(self, visited_states: bool = False) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import ImageOps
 
 from ddpo_lessons import hub
 from ddpo_lessons.data.folders import ImageFolder, find_images, open_image
-from ddpo_lessons.image import to_rgb, to_tensor
+from ddpo_lessons.image import fit, to_rgb
 from ddpo_lessons.rewards.learned import CLIP_MODEL, load_clip
 from ddpo_lessons.rewards.reward import check_classes
 
@@ -117,6 +116,6 @@ def label_images(
     texts = clip.embed_texts([f"a photo of a {name}" for name in classes])  # (classes, D)
     labels = []
     for file in images.files:
-        shown = to_tensor(ImageOps.fit(open_image(file), (clip.crop, clip.crop))).to(device)
+        shown = fit(open_image(file), clip.crop).to(device)
         labels.append(classes[int((clip.embed_images(shown[None]) @ texts.T).argmax())])
     return replace(images, labels=tuple(labels))

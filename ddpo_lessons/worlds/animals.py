@@ -187,17 +187,13 @@ def draw_images(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN +
     return LabeledImages(render(chosen, backgrounds, theta), labels, theta)
 
 
-def write_images(folder: str | Path, per_class: int, seed: int, animals: Sequence[str] = ANIMALS) -> Path:
+def write_images(folder: str | Path, per_class: int, seed: int) -> Path:
     """Write `per_class` images of each animal as `FOLDER/ANIMAL/*.png`, and return the folder.
 
-    Only pairs of animal and artist from pre-training are used. Raises a ValueError for an unknown animal.
+    Only pairs of animal and artist from pre-training are used.
     """
-    for name in animals:
-        if name not in ANIMALS:
-            raise ValueError(
-                f"{name!r} is not an animal of this world: use names from worlds.animals.ANIMALS"
-            )
-        pairs = [pair for pair in SEEN if pair[0] == ANIMALS.index(name)]
+    for animal, name in enumerate(ANIMALS):
+        pairs = [pair for pair in SEEN if pair[0] == animal]
         drawn = draw_images(per_class, random.Random(f"{seed}-{name}").getrandbits(62), pairs)
         (Path(folder) / name).mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(drawn.images):
