@@ -149,23 +149,23 @@ def _shuffled_ids() -> list[int]:
 
 def draw_travel() -> Figure:
     """Eight numbered samples: sampled in two batches, shuffled, cut, trained on by two optimizer steps."""
-    figure, axes = diagram(6, 7.35)
+    figure, axes = diagram(6, 7.45)
     order, steps, T = _shuffled_ids(), PLAN.optimizer_steps, PLAN.num_timesteps
     color = {n: PALETTE[row * steps // PLAN.total_samples] for row, n in enumerate(order)}  # by step
     pitch = 0.58
     middle = [1.55 + pitch * n + 0.12 * (n // 4) for n in range(8)]
     for batch in range(PLAN.num_batches_per_epoch):
         first, last = middle[4 * batch], middle[4 * batch + 3]
-        note(axes, (first + last) / 2, 7.17, f"sample batch {batch}", align="center")
-        axes.plot([first - 0.22, last + 0.22], [7.0, 7.0], color=MUTED, linewidth=1.5)
-    for y, text in ((6.72, "sampled"), (5.65, "shuffled")):
+        note(axes, (first + last) / 2, 7.27, f"sample batch {batch}", align="center")
+        axes.plot([first - 0.22, last + 0.22], [7.1, 7.1], color=MUTED, linewidth=1.5)
+    for y, text in ((6.82, "sampled"), (5.75, "shuffled")):
         label(axes, 0.1, y, text, weight="bold", align="left")
     for sample in range(8):
-        box(axes, middle[sample] - 0.22, 6.53, 0.44, 0.38, str(sample), color=color[sample])
+        box(axes, middle[sample] - 0.22, 6.63, 0.44, 0.38, str(sample), color=color[sample])
     for place, sample in enumerate(order):
-        arrow(axes, (middle[sample], 6.51), (middle[place], 5.86), ink=color[sample], width=1.2)
-        box(axes, middle[place] - 0.22, 5.46, 0.44, 0.38, str(sample), color=color[sample])
-    label(axes, 0.1, 4.98, "trained on: time runs to the right", weight="bold", align="left")
+        arrow(axes, (middle[sample], 6.61), (middle[place], 5.96), ink=color[sample], width=1.2)
+        box(axes, middle[place] - 0.22, 5.56, 0.44, 0.38, str(sample), color=color[sample])
+    label(axes, 0.1, 5.1, "trained on: time runs to the right", weight="bold", align="left")
     left, width, gap, top, height = 1.3, 0.37, 0.12, 4.2, 0.43
     center = [top - (row + 0.5) * height for row in range(8)]
     for row, sample in enumerate(order):
@@ -177,12 +177,13 @@ def draw_travel() -> Figure:
         for j in range(T):
             x = left + (number * T + j) * width + gap * (number // PLAN.gradient_accumulation_steps)
             for row in range(first, first + PLAN.train_batch_size):
-                place = x, center[row] - 0.18, width - 0.02, 0.36
-                box(axes, *place, f"j={j}", color=color[order[row]], size=12)
+                box(axes, x, center[row] - 0.18, width - 0.03, 0.36, color=color[order[row]])
     for column in range(PLAN.minibatches_per_inner_epoch * T):
         x = left + (column + 0.48) * width + gap * (column // (PLAN.gradient_accumulation_steps * T))
-        label(axes, x, 4.4, str(column), ink=MUTED)
-    label(axes, left - 0.12, 4.4, "forward pass", ink=MUTED, align="right")
+        label(axes, x, 4.66, str(column))
+        label(axes, x, 4.38, str(column % T), ink=MUTED)
+    label(axes, left - 0.12, 4.66, "forward pass", align="right")
+    note(axes, left - 0.12, 4.38, "step j", align="right")
     for step in range(steps):
         calls = PLAN.gradient_accumulation_steps * T
         x0 = left + step * (calls * width + gap)

@@ -29,7 +29,7 @@ from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, n
 from ddpo_lessons.batching import Samples, minibatches, shuffle_samples, shuffle_time
 
 SEED = 0  # the notebook's, so that its tables and these figures show the same shuffles
-WIDTH, HEIGHT = 0.86, 0.5  # of the box of a step
+WIDTH, HEIGHT = 0.9, 0.55  # of the box of a step
 RESULTS = BENCHMARKS / "results"  # clocks.py writes there
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 ORDERS = {"time order": ORANGE, "shuffled": BLUE}
@@ -61,35 +61,35 @@ def _step(axes: Axes, x: float, y: float, samples: Samples, row: int, column: in
 
 def _samples(axes: Axes, x: float, y: float, samples: Samples) -> None:
     """Draw the boxes of some samples, with their numbers before them."""
-    label(axes, x - 0.28, y + HEIGHT + 0.13, "sample", ink=MUTED, size=12, align="left")
+    label(axes, x - 0.2, y + HEIGHT + 0.13, "sample", ink=MUTED, size=12, align="left")
     for row in range(len(samples["id"])):
         below = y - row * HEIGHT
-        label(axes, x - 0.17, below + 0.23, f"{samples['id'][row]}", ink=MUTED)
+        label(axes, x - 0.13, below + 0.26, f"{samples['id'][row]}", ink=MUTED)
         for column in range(3):
             _step(axes, x + column * WIDTH, below, samples, row, column)
 
 
 def draw_clocks() -> Figure:
     """Four samples: as recorded, whole samples shuffled, steps of each shuffled, and the training order."""
-    figure, axes = diagram(6, 6.85)
+    figure, axes = diagram(6, 7.35)
     stages = _stages()
     titles = ("1  as recorded", "2  samples shuffled", "3  steps shuffled", "4  minibatches of two")
     for panel, name in enumerate(titles):
-        x, top = 0.38 + 3.0 * (panel % 2), 6.62 - 3.0 * (panel // 2)
-        label(axes, x - 0.28, top, name, weight="bold", align="left")
+        x, top = 0.27 + 2.98 * (panel % 2), 7.12 - 3.25 * (panel // 2)
+        label(axes, x - 0.2, top, name, weight="bold", align="left")
         if panel < 3:
-            _samples(axes, x, top - 1.0, stages[panel])
+            _samples(axes, x, top - 1.05, stages[panel])
             continue
         for number, batch in enumerate(minibatches(stages[2], 2)):
-            bottom = top - 1.0 - 1.73 * number
+            bottom = top - 1.05 - 1.83 * number
             _samples(axes, x, bottom, batch)
             for column in range(3):
                 middle = x + (column + 0.5) * WIDTH - 0.015
                 low = bottom - HEIGHT - 0.1
-                axes.plot([middle - 0.36, middle + 0.36], [low, low], color=INK, linewidth=1.5)
+                axes.plot([middle - 0.38, middle + 0.38], [low, low], color=INK, linewidth=1.5)
                 label(axes, middle, low - 0.17, f"pass {3 * number + column + 1}", size=12)
     words = "A column of a\nminibatch is one\nforward pass."
-    note(axes, 0.38, 0.6, words)
+    note(axes, 0.27, 0.5, words)
     return figure
 
 
