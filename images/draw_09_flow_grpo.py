@@ -133,7 +133,7 @@ def titled(*titles: str, height: float) -> tuple[Figure, list[Axes]]:
 
 def curves() -> Figure:
     """Draw reward and obedience over training, five seeds, beside baselines without training."""
-    figure, axes = titled("reward", "obeyed (%)", height=6.6)
+    figure, axes = titled("mean reward", "images that obey the prompt (%)", height=6.6)
     rows = where(read_rows("results/flow.csv"), method="flow", learning_rate="0.003")
     settings = {row["setting"]: row for row in read_rows("results/flow_untrained.csv")}
     styles = {"best-of-8": (PURPLE, "--"), "guidance 4": (GREEN, "-."), "sheared": (RED, ":")}
@@ -144,16 +144,18 @@ def curves() -> Figure:
         for name, (color, style) in styles.items():
             value = scale * float(settings[name][measure])
             axis.axhline(value, color=color, linestyle=style, linewidth=1.6)
+        axis.set(xlim=(-30, 1060), xticks=(0, 256, 512, 768, 1024))
         axis.set_xlabel("reward evaluations")
     reward, obeyed = axes
-    obeyed.set_ylim(40, 103)
-    for axis, x, y, text, color in (
-        (reward, 20, -0.84, "sheared by a program", RED), (reward, 20, -1.86, "best-of-8", PURPLE),
-        (reward, 700, -2.86, "guidance 4", GREEN), (reward, 560, -2.65, "Flow-GRPO", ORANGE),
-        (obeyed, 20, 83, "sheared", RED), (obeyed, 540, 92, "best-of-8, guidance 4", PURPLE),
-        (obeyed, 150, 70, "Flow-GRPO", ORANGE),
+    reward.set_ylim(-3.25, -0.3)
+    obeyed.set_ylim(40, 105)
+    for axis, y, text, color in (
+        (reward, -0.52, "digits sheared\nby a program", RED), (reward, -1.92, "best-of-8", PURPLE),
+        (reward, -2.92, "guidance 4", GREEN), (obeyed, 103.5, "best-of-8", PURPLE),
+        (obeyed, 97, "guidance 4", GREEN), (obeyed, 90.5, "sheared", RED), (obeyed, 61, "Flow-GRPO", ORANGE),
     ):  # fmt: skip
-        axis.text(x, y, text, color=color)
+        axis.text(1.02, y, text, transform=axis.get_yaxis_transform(), color=color, va="center")
+    reward.text(570, -2.66, "Flow-GRPO", color=ORANGE, va="center")
     return figure
 
 
