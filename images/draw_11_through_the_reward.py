@@ -59,17 +59,17 @@ def _number(value: float, digits: int = 2) -> str:
 
 def question() -> Figure:
     """Draw three rows of images of one run, and the measures of 150 images."""
-    figure, axes = diagram(6, 2.55)
-    columns = ((4.08, "reward", BLUE), (4.85, "evaluator", GREEN), (5.6, "second", GREEN))
+    figure, axes = diagram(6, 2.8)
+    columns = ((3.6, "reward", BLUE), (4.48, "first\nevaluator", GREEN), (5.47, "second\nevaluator", GREEN))
     for x, text, ink in columns:
-        label(axes, x, 2.33, text, ink=ink, size=12)
+        label(axes, x, 2.48, text, ink=ink)
     run = _paths(CLIMB)[0]
     for row, (letter, queries) in enumerate(zip("ABC", MOMENTS, strict=True)):
-        y, found, pixels = 1.55 - 0.68 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
+        y, found, pixels = 1.53 - 0.7 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
         label(axes, 0.2, y + 0.3, letter, size=15, weight="bold")
         for place, digit in enumerate((1, 2, 8)):
             two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            show_image(axes, 0.38 + 1.12 * place, y + 0.03, 1.08, two, height=0.54)
+            show_image(axes, 0.38 + 0.95 * place, y + 0.06, 0.92, two, height=0.46)
         values = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}")
         for (x, _, ink), text in zip(columns, values, strict=True):
             label(axes, x, y + 0.3, text, ink=ink, size=14)
