@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image
 from plots import BENCHMARKS, Row, minus, panels, plain, read_rows, show_image, where
 from style import INK, MUTED, PALETTE, arrow, box, diagram, main, note, title
@@ -27,14 +28,15 @@ KINDS = {  # one color for a kind of method
     "gradient of the reward": (PALETTE[1], ("DRaFT", "ReFL")),
 }
 TITLES = {
-    "preference": "preference, animals from noise:\nreward on test images",
-    "edit": "edit, animals in confetti:\ncorrect test images (%)",
+    "preference": "animals from noise: reward on test images",
+    "edit": "edits in confetti: correct test images (%)",
 }
+LIMITS = {"preference": (-0.4, 4.0), "edit": (0, 85)}
 COLUMNS = {"preference": ("reward", 1.0), "edit": ("judge", 100.0)}
 WITHOUT = {  # a part of the name of what one gets without training
     "as the runs begin": ("untrained", ":"),
     "best-of-8": ("best-of-8", "--"),
-    "guidance": ("best sampling setting", "-."),
+    "guidance": ("best sampling\nsetting", "-."),
     '"': ("best prompt", "-"),
 }
 
@@ -53,16 +55,21 @@ def at_the_end(task: str) -> dict[str, list[Row]]:
 
 def results() -> Figure:
     """Draw every seed of every method as a dot, its mean as a bar, and lines of what is there untrained."""
-    figure, grid = panels(2, (6, 9), stacked=True, height_ratios=(10, 7))
+    figure, grid = panels(2, (6, 9.4), stacked=True, height_ratios=(9, 4.4))
     for axes, (task, (column, scale)) in zip(grid, COLUMNS.items(), strict=True):
         _dots(axes, at_the_end(task), column, scale)
         for row in where(read_rows("results/equal_terms_untrained.csv"), task=task):
             for part, (name, style) in WITHOUT.items():
                 if part in row["setting"]:
                     x = scale * float(row[column])
-                    axes.axvline(x, color=INK, linestyle=style, linewidth=1.3, label=name, zorder=1)
-        axes.set_title(TITLES[task], color=INK)
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.35, -0.07), ncols=2)
+                    axes.axvline(x, color=INK, linestyle=style, linewidth=1.3, zorder=1)
+                    place = axes.get_xaxis_transform()  # y in heights of the panel
+                    axes.text(x, 1.02, name, transform=place, color=INK, ha="center", va="bottom", size=12)
+        axes.set_title(TITLES[task], color=INK, loc="left", pad=42)
+        axes.set_xlim(LIMITS[task])
+    marks = {"marker": "o", "linestyle": "none", "markersize": 8}
+    key = [Line2D([], [], color=color, label=kind, **marks) for kind, (color, _) in KINDS.items()]
+    figure.legend(handles=key, frameon=False, loc="outside lower left", title="color: what the method uses")
     return figure
 
 
@@ -75,6 +82,7 @@ def _dots(axes: Axes, ends: dict[str, list[Row]], column: str, scale: float) -> 
         axes.plot(values[method], np.full(len(values[method]), n), "o", color=color, markersize=5, alpha=0.55)
         axes.plot(values[method].mean(), n, "|", color=color, markersize=22, markeredgewidth=3)
     plain(axes, colors=MUTED)
+    axes.set_ylim(-0.6, len(order) - 0.4)
     axes.set_yticks(range(len(order)), order, color=INK)
 
 
