@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 from plots import BENCHMARKS, of_seeds, panels, plain, read_rows, where
 from style import INK, PALETTE, main
 
-
 STYLES = {  # imageddpo's lines are nearly equal, so one of them is wide, and the other lies on it
     "ddpo-lessons, recolor.py": {"color": PALETTE[0]},
     "ddpo-lessons, the defaults": {"color": PALETTE[1]},
