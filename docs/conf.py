@@ -12,13 +12,13 @@ from typing import Any, get_type_hints
 import numpy as np
 from docutils import nodes
 from PIL import Image, ImageColor
+from scipy import ndimage
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ddpo_lessons.cli import options as flags  # noqa: E402
-from images.style import CARD  # noqa: E402
 
 project = "ddpo-lessons"
 copyright = "ddpo-lessons, MIT license"
@@ -99,22 +99,74 @@ def keep_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines
         lines.insert(0, "\\")
 
 
-def mark_plots(app: Sphinx, doctree: nodes.document, name: str) -> None:
-    """Give diagrams and plots a class, so that a dark page can invert them and leave images as they are."""
-    for node in doctree.findall(nodes.image):
+def invert(colors: np.ndarray) -> np.ndarray:
+    """Return colors (..., 3) of 8 bits as the filter `_INVERTED` shows them."""
+    inverted = 0.92 - 0.84 / 255 * colors
+    turned = 2 * (inverted @ (0.213, 0.715, 0.072))[..., None] - inverted
+    return np.rint(255 * turned.clip(0, 1)).astype(np.uint8)
+
+
+def dark_svg(text: str) -> str | None:
+    """Return an SVG with all colors inverted but those of its images, or None if it has no images."""
+    if "<image" not in text:
+        return None
+    color = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
+    text = color.sub(lambda match: f"#{invert(np.array(ImageColor.getrgb(match[0]))).tobytes().hex()}", text)
+    return text.replace("<svg ", '<svg fill="#ebebeb" ', 1)  # Matplotlib leaves out the color of black text
+
+
+def images_on_paper(pixels: np.ndarray) -> list[tuple[slice, slice]]:
+    """Return the places of the images in a plot (H, W, 3): what is large, nearly full and of many colors."""
+    is_drawn = (pixels != pixels[0, 0]).any(axis=-1)  # the corner is paper
+    places, side = [], max(24, pixels.shape[1] // 30)
+    for place in ndimage.find_objects(ndimage.label(is_drawn, np.ones((3, 3)))[0]):
+        region = pixels[place]
+        is_large = min(region.shape[:2]) > side and is_drawn[place].mean() > 0.5
+        if is_large and len(np.unique(region.reshape(-1, 3), axis=0)) > 40:
+            places.append(place)
+    return places
+
+
+def dark_png(pixels: np.ndarray) -> np.ndarray | None:
+    """Return a plot (H, W, 3) with all inverted but its images, or None if it has no images."""
+    places = images_on_paper(pixels)
+    dark = invert(pixels)
+    for place in places:
+        dark[place] = pixels[place]
+    return dark if places else None
+
+
+def darken_figures(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Mark what a dark page can invert, and give it a copy of what has images and text."""
+    folder = app.doctreedir / "dark"
+    folder.mkdir(exist_ok=True)
+    for node in [*doctree.findall(nodes.image)]:
         path = ROOT / node["uri"]
+        copy = folder / path.name
         if path.suffix == ".svg":
-            is_plot = b"<image" not in path.read_bytes()
-        else:  # a plot is mostly paper
-            pixels = np.asarray(Image.open(path).convert("RGB"), dtype=int)
-            is_plot = (abs(pixels - ImageColor.getrgb(CARD)).max(axis=-1) < 3).mean() > 0.5
-        node["classes"] += ["plot"] if is_plot else []
+            if text := dark_svg(path.read_text("utf-8")):
+                copy.write_text(text, "utf-8")
+        else:
+            pixels = np.asarray(Image.open(path).convert("RGB"))
+            if (pixels[0] != pixels[0, 0]).any():  # no paper
+                continue
+            if (dark := dark_png(pixels)) is not None:
+                Image.fromarray(dark).save(copy)
+        if copy.exists():
+            app.env.images.add_file(name, str(copy))
+            twin = node.deepcopy()
+            twin["uri"], twin["candidates"] = str(copy), {"*": str(copy)}
+            twin["classes"] = [*node["classes"], "only-dark"]
+            node["classes"] += ["only-light"]
+            node.parent.insert(node.parent.index(node) + 1, twin)
+        else:
+            node["classes"] += ["plot"]
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", show_plain_types)
-    app.connect("doctree-resolved", mark_plots)
+    app.connect("doctree-resolved", darken_figures)
     app.connect("source-read", link_modules)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon

@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pytest
 from bs4 import BeautifulSoup, Tag
+from PIL import Image
 
 import ddpo_lessons
 
@@ -110,7 +112,7 @@ def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
     outputs = [output for cell in cells for output in cell.get("outputs", []) if "data" in output]
     figures = [output for output in outputs if any(kind.startswith("image/") for kind in output.data)]
     lesson = article(site / "notebooks" / f"{path.stem}.html")
-    pictures = lesson.select('img:not([id^="_anim"])')  # without the frame of a slider
+    pictures = lesson.select('img:not([id^="_anim"], .only-dark)')  # without the frame of a slider
     assert len(pictures) == len(re.findall(r"!\[", prose)) + len(figures)
     closed = [cell for cell in cells if {"solution", "hide-input"} & {*cell.metadata.get("tags", [])}]
     folded = lesson.select("details.hide")
@@ -120,10 +122,20 @@ def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
 
 def test_dark_pages_invert_plots_and_leave_images_alone(site):
     lesson = article(site / "notebooks" / "04_ppo_clipping.html")
-    assert lesson.select_one('img.plot[src$=".svg"]')
+    assert lesson.select_one('img.plot[src$="04-answer.svg"]')
     assert lesson.select_one('img.plot[src$=".png"]')
+    assert lesson.select_one('img.only-light[src$="04-clipping.svg"] + img.only-dark[src$=".svg"]')
     front = article(site / "docs" / "index.html")
-    assert front.select_one('img[src$="demo-before-after.png"]:not(.plot)')
+    light, dark = front.select('p img[src*="demo-before-after"]')
+    assert (light["class"], dark["class"]) == (["only-light"], ["only-dark"])
+    pixels, inverted = (
+        np.asarray(Image.open(site / "docs" / tag["src"]).convert("RGB")) for tag in (light, dark)
+    )
+    same = (pixels == inverted).all(axis=-1).mean()
+    assert 0.5 < same < 0.8  # its images, without paper and text
+    assert pixels[0, 0].min() > 240
+    assert inverted[0, 0].max() < 30
+    assert not article(site / "docs" / "gallery.html").select('img[src*="DDPO_00"]:is(.plot, .only-light)')
 
 
 def test_reference_has_every_module_of_the_package(site):
