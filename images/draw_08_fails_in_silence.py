@@ -19,7 +19,7 @@ PAPER: dict[str, Any] = json.loads((LESSONS / "paper_run.json").read_text("utf-8
 PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
 HOPED, PUBLISHED = 0.3, 0.19  # fractions of a GPU's peak speed
 RECORDS = {
-    "|ρ − 1|, first step": ("first_ratio_error", ".0e"), "|ρ − 1|, last step": ("last_ratio_error", ".0e"),
+    "|ρ − 1|, first step": ("first_ratio_error", ".2f"), "|ρ − 1|, last step": ("last_ratio_error", ".2f"),
     "clip fraction": ("clip_fraction", ".2f"), "gradient norm": ("grad_norm", ".3f"), "loss": ("loss", ".2f"),
 }  # fmt: skip
 
@@ -30,6 +30,7 @@ def strip(axes: Axes, name: str, row: int) -> None:
     height = len(image) // 3
     axes.imshow(image[height * row : height * (row + 1)], interpolation="nearest")
     axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
 
 
 def question() -> Figure:
@@ -45,7 +46,7 @@ def question() -> Figure:
         column[0].set(xticks=[1, 4, 7, 10], facecolor=CARD, ylim=(-0.25, 0.01), yticks=[-0.2, -0.1, 0])
         column[0].set_title(f"run {name}", fontsize=13.5)
         column[0].set_xlabel("epoch", fontsize=13)
-        column[0].tick_params(labelsize=13, labelleft=name == "X")
+        plain(column[0], labelsize=13, labelleft=name == "X")
         column[1].set(facecolor=CARD, xticks=[], yticks=[])
         column[1].spines[:].set_visible(False)
         for y, (key, form) in zip(places, RECORDS.values(), strict=True):
@@ -65,10 +66,10 @@ def question() -> Figure:
 
 def answer() -> Figure:
     """Draw images that are sampled with the saved files of the three runs."""
-    figure, grid = panels(3, (6, 0.85))
+    figure, grid = panels(3, (6, 2.7), stacked=True)
     for axes, name in zip(grid, "XYZ", strict=True):
         strip(axes, name, 2)
-        axes.set_title(f"run {name}, saved file", fontsize=13)
+        axes.set_ylabel(f"run {name},\nsaved file", rotation=0, ha="right", va="center")
     return figure
 
 
