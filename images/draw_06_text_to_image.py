@@ -135,7 +135,9 @@ def curves() -> Figure:
         plain(axes, **TICKS)
     upper.set_title("reward (minus kB)", **TEXT)
     lower.set_title("images with a fox (%)", **TEXT)
-    lower.set_ylim(0, 104)
+    lower.set_ylim(0, 122)
+    lower.set_yticks(range(0, 101, 25))
+    lower.text(640, 105, "best-of-8 and longer prompt", color=PURPLE, fontsize=13, ha="right")
     for x, y, text, color in (
         (150, -1.4, "RWR", BROWN), (430, -1.52, "DDPO", BLUE),
         (415, -1.97, "longer prompt", PURPLE), (400, -2.27, "best-of-8", PURPLE),
@@ -166,12 +168,12 @@ def tradeoff() -> Figure:
         look = {"textcoords": "offset points", "ha": "left", "fontsize": 13, "color": PURPLE}
         plane.annotate(text, (x, y), shift, **look)
     plane.axvline(LEVEL, color=MUTED, linewidth=1, linestyle=":")
-    plane.set(xlim=(-2.4, -1.1), ylim=(-3, 116), yticks=range(0, 101, 20))
+    plane.set(xlim=(-2.4, -1.05), ylim=(-3, 116), yticks=range(0, 101, 20))
     plane.set_xlabel("reward (minus kB)", **TEXT)
     plane.set_title("images with a fox (%), means", **TEXT)
     level.set(xlim=(-0.5, 3.5))
     level.set_xticks(range(4), [name.replace(" = ", "\n") for name in NAMES.values()])
-    level.set_title(f"at {abs(LEVEL)} kB, each seed", **TEXT)
+    level.set_title(f"images with a fox (%) at {abs(LEVEL)} kB, each seed", **TEXT)
     plain(plane, level, **TICKS)
     return figure
 
@@ -192,13 +194,13 @@ def large() -> Figure:
     x, seeds = by_seed(mine, "queries", "reward")
     below.plot(x, seeds, color=BLUE, linewidth=1.3, alpha=0.7)
     below.text(x[-1] + 20, seeds[-1].mean(), "DDPO,\neach seed", color=BLUE, va="center", fontsize=13)
-    for name, text in (("best-of-8", "best-of-8"), ("more words", "longer prompt")):
+    for name, text, side in (("best-of-8", "best-of-8", "top"), ("more words", "longer prompt", "bottom")):
         value = untrained(rows, f"{name}, large files")[0]
         below.axhline(value, color=PURPLE, linestyle="--", linewidth=1.5)
-        below.text(x[-1] + 20, value, text, color=PURPLE, va="center", fontsize=13)
-    below.set_xlim(0, x[-1])
+        below.text(x[-1] + 20, value, text, color=PURPLE, va=side, fontsize=13)
+    below.set(xlim=(0, x[-1]), xticks=(0, 256, 512, 768, 1024))
     below.set_xlabel("reward evaluations", **TEXT)
-    below.set_ylabel("kB", **TEXT)
+    below.set_ylabel("size (kB)", **TEXT)
     plain(below, **TICKS)
     return figure
 
