@@ -170,12 +170,13 @@ def draw_directions() -> Figure:
 
 def draw_lengths() -> Figure:
     """Lengths of the passes' gradients in time order; and the longest over the shortest, order by order."""
-    figure, (along, ratios) = panels(2, (6, 5.2), stacked=True)
+    figure, (along, ratios) = panels(2, (6, 5.5), stacked=True)
     result = _read()
     columns = zip(*(rollout["time order"]["lengths"] for rollout in result["rollouts"]), strict=True)
     means, errors = zip(*map(_mean_and_error, columns), strict=True)
     along.errorbar(range(7), means, errors, fmt="o-", color=ORANGE, capsize=3, markersize=5)
-    along.set_xticks(range(7), [f"t = {t}" if not k else f"{t}" for k, t in enumerate(result["timesteps"])])
+    along.set_xticks(range(7), result["timesteps"])
+    along.set_xlabel("timestep")
     along.set(ylim=(0, 0.62))
     along.set_title("length of a pass's gradient", loc="left")
     names = ("time order, or one shared order", "each sample's own order")
@@ -236,11 +237,11 @@ def _strips(axes: Axes, x: float, y: float, steps: Sequence[Sequence[int]], colo
 
 def draw_question() -> Figure:
     """Five curves without names, and five orders without curves."""
-    figure, card = diagram(6, 6.8)
-    axes = figure.add_axes((0.09, 0.61, 0.85, 0.335), facecolor=CARD)
+    figure, card = diagram(6, 7.2)
+    axes = figure.add_axes((0.09, 0.632, 0.85, 0.316), facecolor=CARD)
     _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.06)
     axes.set_title("mean redness of 48 new images", loc="left")
-    title(card, 0.2, 3.4, "steps that are trained on (filled)")
+    title(card, 0.2, 3.72, "steps that are trained on (filled)")
     generator = torch.Generator().manual_seed(SEED + 5)
 
     def some() -> list[int]:
@@ -253,10 +254,10 @@ def draw_question() -> Figure:
         ("5  all seven", [list(range(7))] * 4),
     )  # fmt: skip
     for number, (name, steps) in enumerate(rows):
-        x, y = 0.2 + 3.0 * (number % 2), 2.57 - 1.0 * (number // 2)
+        x, y = 0.2 + 3.0 * (number % 2), 2.83 - 1.13 * (number // 2)
         label(card, x, y + 0.36, name, align="left")
         _strips(card, x, y, steps, MUTED)
-    note(card, 3.2, 0.57, "rows: four samples\ncolumns: the seven steps,\nnoisiest first")
+    note(card, 3.2, 0.5, "rows: four samples\ncolumns: the seven steps,\nnoisiest first")
     return figure
 
 

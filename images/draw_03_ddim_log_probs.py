@@ -215,24 +215,25 @@ def own() -> Figure:
 def teaches() -> Figure:
     """Redness, threes and log-probs of fresh steps over optimizer steps: three actions, three seeds."""
     rows = read_rows("results/log_probs.csv")
-    figure, axes = diagram(6, 6.4)
-    title(axes, 0.1, 6.2, "Ten optimizer steps on redness (a line is a seed)")
+    figure, axes = diagram(6, 6.7)
+    title(axes, 0.1, 6.48, "Ten optimizer steps on redness (a line is a seed)")
     colors = {"stored": GREEN, "resampled": ORANGE, "attached": PURPLE}
     columns = {"redness": ("redness", (0, 0.7)), "threes": ("read as a three", (0, 1))}
     columns |= {"log_prob": ("log-prob of fresh steps", (-1, 0))}
-    for bottom, (column, (name, limits)) in zip((0.68, 0.385, 0.09), columns.items(), strict=True):
+    for bottom, (column, (name, limits)) in zip((0.67, 0.38, 0.09), columns.items(), strict=True):
         panel = figure.add_axes((0.12, bottom, 0.84, 0.185))
         for action, color in colors.items():
             for run in of_seeds(where(rows, action=action), "steps", column):
                 panel.plot(*run.T, color=color, linewidth=1.6)
         plain(panel, colors=MUTED)
         panel.set(ylim=limits, xticks=[0, 5, 10])
-        panel.set_title(name, color=INK, pad=6)
+        panel.set_title(name, color=INK, pad=6, loc="left")
     panel.set_xlabel("optimizer steps", color=MUTED)
     panel.text(5, -0.55, "all nine runs", color=MUTED, ha="center")
     names = ("stored", "redrawn", "attached")
-    for x, name, color in zip((1.3, 3.2, 5.0), names, colors.values(), strict=True):
-        label(axes, x, 5.92, name, ink=color, weight="bold")
+    label(axes, 0.1, 6.18, "trained on actions:", align="left")
+    for x, name, color in zip((2.35, 3.65, 5.05), names, colors.values(), strict=True):
+        label(axes, x, 6.18, name, ink=color, weight="bold")
     return figure
 
 

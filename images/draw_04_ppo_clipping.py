@@ -69,7 +69,6 @@ def clipping() -> Figure:
         _curves(plot, ("0.0002", "4"), measure)
         plot.set_title(name, color=INK)
         plot.set_xlabel("epoch", color=INK)
-    plot.text(0.3, 0.012, "guessing: 10%", fontsize=12, color=MUTED)
     for (name, color), top in zip(COLORS.items(), (5.0, 2.9), strict=True):
         title(axes, 0.1, top - 0.1 * (" " in name), name.replace(" ", "\n"), ink=color)
         note(axes, 1.58, top, "epoch", align="right")
@@ -80,7 +79,7 @@ def clipping() -> Figure:
             show_image(axes, 1.67, bottom, 4.23, pixels[row * size : (row + 1) * size], height=0.423)
             note(axes, 1.58, bottom + 0.21, f"{LOOKED_AT[row]}", align="right")
     thin = f"Thin: {SEEDS} seeds; thick: their mean."
-    where_red = "Redness: pure red 1, yellow about 0.5."
+    where_red = "Redness: pure red 1, yellow about 0.5. Dotted: guessing."
     note(axes, 0.1, 0.74, f"{thin} Images: one seed.", 12.5)
     note(axes, 0.1, 0.47, where_red, 12.5)
     what = "Readable: a held-out classifier names the correct digit."
