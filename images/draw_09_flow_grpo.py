@@ -101,7 +101,7 @@ def budget() -> Figure:
     fresh = level**2 * LENGTH
     kept = after - level**2 / (2 * LEVEL) * LENGTH
     title(axes, 0.1, 2.5, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}", 12)
-    left, scale, height = 1.35, 7.0, 0.4
+    left, scale, height = 1.35, 6.5, 0.4
     for y, name, old, new, color in (
         (1.6, "ODE", after**2, 0.0, BLUE),
         (1.05, "noise added", after**2, fresh, GREEN),
