@@ -244,7 +244,11 @@ def dilemma() -> Figure:
         if guidance == "1.0":
             for row, place in zip(own, places, strict=True):
                 look = {"textcoords": "offset points", "fontsize": 13, "color": MUTED}
-                axes.annotate(f"{float(row['strength']):g}", place, (4, 5), **look)
+                shift = (
+                    (-8, 4) if row["strength"] == "0.875" else (4, 5)
+                )  # left of the line that crosses there
+                side = "right" if row["strength"] == "0.875" else "left"
+                axes.annotate(f"{float(row['strength']):g}", place, shift, ha=side, **look)
     rows, trained = read_rows("zoo/edit.csv"), where(read_rows("zoo/demo.csv"), algorithm="branching")
     path = where(trained, images="validation")
     _, backgrounds = by_seed(path, "done", "background", 100)
