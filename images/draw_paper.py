@@ -12,15 +12,15 @@ from PIL import Image
 from plots import BENCHMARKS, band, by_seed, plain, read_rows, show_image, where
 from style import CARD, INK, MUTED, PALETTE, diagram, label, main, title
 
-BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
+BLUE, ORANGE, GREEN, PURPLE, *_ = PALETTE
 REWARDS = {  # name, meaning, and what the held-out evaluator measures
     "compressibility": ("jpeg_compressibility", "minus kB as a JPEG", "animal", "correct animal, %"),
     "incompressibility": ("jpeg_incompressibility", "kB as a JPEG", "animal", "correct animal, %"),
     "alignment": ("animal_alignment", "mean reward", "all", "animal, artist,\nbackground, %"),
     "preference": ("learned reward", "mean reward", "utility", "annotator's utility"),
 }
-METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": BROWN}
-LINES = {"best-of-8": ("best-of-8", GREEN, "--"), "turned": ("best without training", PURPLE, ":")}
+METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": GREEN}
+LINES = {"best-of-8": ("best-of-8", INK, "--"), "turned": ("best without training", PURPLE, ":")}
 SHOWN = 6  # of the eight test images
 
 
