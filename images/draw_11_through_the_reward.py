@@ -104,7 +104,7 @@ def diversity() -> Figure:
     settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best-of-2", "best-of-3", "best-of-4")
     names = {
         "guidance 1.5": (-44, -13, "right"),
-        "guidance 4": (-25, -19, "center"),
+        "guidance 4": (-2, 12, "left"),
         "best-of-4": (9, -4, "left"),
         "untrained": (10, -4, "left"),
     }
@@ -124,11 +124,12 @@ def distance() -> Figure:
     figure, (axes,) = panels(1, (6, 4.7))
     points, goal = _points(), _mean(_handwriting())
     axes.axhline(goal["frechet"], color=GREEN, linewidth=1.6)
-    axes.text(0.03, goal["frechet"] - 0.42, "handwriting of the test split", fontsize=13, color=GREEN)
     axes.axhline(points["guidance 1.5"]["frechet"], color=INK, linewidth=1.4, linestyle=":")
-    axes.text(
-        0.03, points["guidance 1.5"]["frechet"] - 0.4, "untrained, guidance 1.5", fontsize=13, color=INK
-    )
+    for name, y, color in (
+        ("handwriting of the test split", goal["frechet"], GREEN),
+        ("untrained, guidance 1.5", points["guidance 1.5"]["frechet"], INK),
+    ):
+        axes.text(5.38, y - 0.1, name, color=color, ha="right", va="top")
     for shift, (method, color) in enumerate(COLORS.items()):
         path, places = _mean_path(method), [n + 0.05 * (shift - 1.5) * (n > 0) for n in range(len(READINGS))]
         axes.plot(places, [row["frechet"] for row in path], "o-", color=color, lw=2.2, ms=6)
