@@ -129,16 +129,17 @@ def credit() -> Figure:
     """Plot rewards over epochs for three kinds of credit, at two learning rates."""
     figure, plots = panels(2, (6, 6), stacked=True, sharey=True)
     for axes, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
-        for line, (variant, name) in enumerate(NAMES.items()):
+        for variant, name in NAMES.items():
             x, values = epochs(variant, rate)
-            axes.plot(x, values.mean(1), color=COLORS[variant], linewidth=2)
+            axes.plot(x, values.mean(1), color=COLORS[variant], linewidth=2, label=name)
             band(axes, x, values, COLORS[variant], alpha=0.17)
-            if rate == "0.0001":
-                axes.text(1, 0.7 - 0.085 * line, name, color=COLORS[variant], fontsize=12, weight="bold")
-        axes.set_title(f"learning rate {float(rate):.0e}".replace("e-0", "e-"), fontsize=13, color=INK)
+        text = f"mean redness (the reward), learning rate {float(rate):.0e}"
+        axes.set_title(text.replace("e-0", "e-"), fontsize=13, color=INK, loc="left")
         axes.set_xlabel("epoch of 32 images", color=INK, fontsize=12)
         tidy(axes)
-    plots[0].set_ylabel("mean redness (the reward)", color=INK, fontsize=12)
+    names = plots[0].get_legend_handles_labels()
+    look = {"ncols": 3, "columnspacing": 1, "handlelength": 1.4, "labelcolor": "linecolor"}
+    figure.legend(*names, loc="outside lower center", frameon=False, **look)
     return figure
 
 
