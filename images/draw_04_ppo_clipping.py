@@ -95,7 +95,7 @@ def answer() -> Figure:
         title(axes, x, 5.38, name, ink=color)
     for place, (setting, name) in enumerate(SETTINGS.items()):
         row, column = divmod(place, 2)
-        plot = figure.add_axes((0.1 + 0.5 * column, 0.565 - 0.465 * row, 0.37, 0.27))
+        plot = figure.add_axes((0.12 + 0.5 * column, 0.565 - 0.465 * row, 0.36, 0.27))
         _curves(plot, setting, "readable")
         plot.set_title(name, color=INK)
         plot.set_xlabel("epoch", color=INK)

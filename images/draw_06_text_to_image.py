@@ -79,7 +79,7 @@ def loop() -> Figure:
     notes = (
         (xs[0] + 0.1, "the same\nnoise"),
         ((xs[1] + xs[4] + size) / 2 + 0.05, "four actions, each\nwith its log-prob"),
-        (xs[5] + size / 2 + 0.03, "image"),
+        (xs[5] + size / 2 + 0.03, "final\nimage"),
         (4.3, minus(f"group mean\n{epoch['mean']:.2f}")),
         (5.4, "in standard\ndeviations"),
     )
