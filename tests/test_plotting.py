@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 
 from ddpo_lessons.image import image_grid
 from ddpo_lessons.lessons import slider
-from ddpo_lessons.lessons.plotting import plot_dilemma, plot_strip
+from ddpo_lessons.lessons.plotting import FRAME, plot_dilemma, plot_strip
 
 
 def test_grid_places_images_row_by_row_and_fills_with_white():
@@ -37,7 +38,7 @@ def test_grid_refuses_nothing():
 
 @pytest.mark.parametrize("count", [1, 4, 6, 8, 10])
 def test_labels_of_a_strip_are_readable_and_apart(count):
-    """At 900 pixels, the width of a notebook's output, they are at least 11 pixels high."""
+    """JupyterLab shows 900 pixels as 819 in a window of 1280: there they are at least 11 pixels high."""
     rows = {name: torch.full((12, 3, 2, 2), value) for name, value in (("input", 0.0), ("after RL", 0.5))}
     figure = plot_strip(rows, ["an animal on a yellow background", "seven"] * 6, count)
     width = figure.get_size_inches()[0]
@@ -52,7 +53,7 @@ def test_labels_of_a_strip_are_readable_and_apart(count):
     images = [axis.get_window_extent(renderer) for axis in figure.axes]
     assert len(images) == 2 * count
     for text in figure.texts:
-        assert text.get_fontsize() / 72 * 900 / max(width, 9) >= 11
+        assert text.get_fontsize() / 72 * 819 / max(width, 9) >= 11
         assert not any(text.get_window_extent(renderer).overlaps(image) for image in images)
     for left, right in itertools.pairwise(boxes):
         assert left.x1 < right.x0
@@ -78,6 +79,15 @@ def test_a_strip_warns_of_nothing_in_the_style_of_the_lessons():
         plot_strip({"input": torch.zeros(1, 3, 2, 2)}, ["one"], 1).savefig(io.BytesIO())
 
 
+def test_images_of_a_strip_have_the_same_light_line_on_all_sides():
+    """The style of the lessons hides two sides of a plot."""
+    with plt.style.context("ddpo_lessons.lessons.lesson"):
+        figure = plot_strip({"input": torch.zeros(2, 3, 2, 2)}, ["one", "two"], 2)
+    for axis in figure.axes:
+        assert {side.get_visible() for side in axis.spines.values()} == {True}
+        assert {side.get_edgecolor() for side in axis.spines.values()} == {to_rgba(FRAME)}
+
+
 def test_the_dilemma_draws_every_curve_and_path():
     """More of them than there are colors, too."""
     point = {"animal": 0.7, "background": 0.5, "strength": 0.4}
@@ -92,11 +102,13 @@ def test_the_dilemma_draws_every_curve_and_path():
 
 def test_a_slider_holds_a_frame_for_each_value_and_loads_nothing():
     figure, axis = plt.subplots(figsize=(1, 1))
-    page = slider(figure, axis.set_title, ["one", "two", "three"]).data
+    page = slider(figure, axis.set_title, ["one", "two", "three"], "number").data
     assert page.count("data:image/png;base64") == 4
     shown, first = re.findall(r'<img src="(.*?)"|frames\[0\] = "(.*?)"', page, re.DOTALL)
     assert shown[0] == first[1].replace("\\\n", "")  # where scripts do not run
     assert page.count('type="range"') == 1
+    assert re.search(r"<label>number <input [^>]*>\s<output [^>]*>one</output></label>", page)
+    assert "value = [&quot;one&quot;, &quot;two&quot;, &quot;three&quot;][this.value]; anim" in page
     assert "<button" not in page
     assert "http" not in page
     assert figure.number not in plt.get_fignums()

@@ -1,6 +1,8 @@
 """The set-up of the lessons, their slider, and the checks of their exercises."""
 
 import functools
+import html
+import json
 import os
 import re
 import traceback
@@ -59,12 +61,12 @@ def seeded(number: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(SEED + number)
 
 
-def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
+def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any], name: str) -> Any:
     """Make a slider over `values`, each with the figure after `draw(value)`.
 
-    The slider needs no kernel and no network: matplotlib's page would load icons for its play buttons, so the
-    buttons are removed. Where scripts do not run, as in JupyterLab before the cell is run, the first figure
-    is shown.
+    The slider has the name on its left and the value on its right. It needs no kernel and no network:
+    matplotlib's page would load icons for its play buttons, so the buttons are removed. Where scripts do not
+    run, as in JupyterLab before the cell is run, the first figure is shown.
     """
     import matplotlib.pyplot as plt
     from IPython.display import HTML
@@ -75,7 +77,12 @@ def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
     for part in ("<link.*?>", '<div class="anim-buttons">.*?</div>', "<form.*?</form>"):
         page = re.sub(part, "", page, flags=re.DOTALL)
     first = re.findall(r'frames\[0\] = "(.*?)"', page, re.DOTALL)[0].replace("\\\n", "")
-    return HTML(page.replace("<img ", f'<img src="{first}" ', 1))
+    page = page.replace("<img ", f'<img src="{first}" ', 1)
+    texts = [str(value) for value in values]
+    show = html.escape(f"this.nextElementSibling.value = {json.dumps(texts)}[this.value]; ")
+    page = page.replace('oninput="', f'oninput="{show}', 1)
+    value = f'<output style="display: inline-block; min-width: 3em; text-align: left">{texts[0]}</output>'
+    return HTML(re.sub("<input .*?>", rf"<label>{name} \g<0> {value}</label>", page, flags=re.DOTALL))
 
 
 def check_mine(check: Callable[[Any], None], answer: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.lessons.faults import FAULTS, put_in
+from ddpo_lessons.lessons.plotting import draw_image
 from ddpo_lessons.trainer import DDPOTrainer
 from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.words import DIGITS
@@ -173,9 +174,8 @@ def show_images(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Figu
         for axis, image, reward in zip(
             row, run.images[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
         ):
-            axis.imshow(image.permute(1, 2, 0).cpu(), interpolation="nearest")
-            axis.set(xticks=[], yticks=[])
-            axis.set_title(f"{reward:.3f}", fontsize=9)
+            draw_image(axis, image)
+            axis.set_title(f"{reward:.3f}".replace("-", "−"), fontsize=9)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center")
     return figure
 
