@@ -36,8 +36,8 @@ class Fault:
 FAULTS = {
     "stale sampler": Fault(
         "trainer.py",
-        "config, self.family, start, algorithm, reward_function,",
-        "config, family_of(__import__('copy').deepcopy(self.pipeline)), start, algorithm, reward_function,",
+        "config, self.family, start,",
+        "config, family_of(__import__('copy').deepcopy(self.pipeline)), start,",
         "the sampler keeps a copy of the model, which never gets the trained adapter",
         "verl-omni #552",
     ),
@@ -51,9 +51,9 @@ FAULTS = {
     "other weights": Fault(
         "trainer.py",
         "make_optimizer(config, list(trainable.values()))",
-        "make_optimizer(config, [p.detach().clone().requires_grad_() for p in trainable.values()])",
+        "make_optimizer(config, [p.detach().clone() for p in trainable.values()])",
         "the optimizer holds copies of the weights",
-        "TRL 0.21, a resumed adapter (docs/peers.md); trl #6700, an optimizer of no weights",
+        "TRL 0.21, a resumed adapter (docs/peers.md); trl #6700, an empty optimizer",
     ),
     "first layer only": Fault(
         "training/learner.py",
