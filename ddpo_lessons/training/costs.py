@@ -44,9 +44,9 @@ class SmokeRun:
         phases = (self.seconds_sampling, self.seconds_reward, self.seconds_training)
         sampling, reward, training = (f"{seconds:.3g} s" for seconds in phases)
         lines = [
-            f"An epoch of {self.images} images takes {self.seconds:.3g} s: sampling {sampling}, rewards "
-            f"{reward}, training {training}.",
-            f"That is {self.seconds / self.images:.3g} s per image.",
+            f"An epoch of {self.images} images takes {self.seconds:.3g} s: "
+            f"{self.seconds / self.images:.3g} s per image.",
+            f"Sampling takes {sampling}, rewards {reward}, training {training}.",
             f"The peak is {self.peak_bytes / 1e9:.2f} GB of {'GPU' if self.is_gpu else 'main'} memory.",
         ]
         if self.first_ratio_error is not None:
