@@ -214,9 +214,9 @@ def stop() -> Figure:
     done = [int(row["done"]) for row in rows]
     look = {"marker": ".", "linewidth": 1.8}
     above.plot(done, [float(row["reward"]) for row in rows], color=ORANGE, **look)
-    for column, color, name in (("all", BLUE, "first"), ("second_judge", GREEN, "second")):
+    for column, line, name in (("all", "-", "first"), ("second_judge", "--", "second")):
         correct = [100 * float(row[column]) for row in rows]
-        below.plot(done, correct, color=color, label=f"{name} evaluator", **look)
+        below.plot(done, correct, line, color=ORANGE, label=f"{name} evaluator", **look)
     above.set_title("mean reward", color=INK)
     below.set_title("images correct (%)", color=INK)
     below.legend(loc="lower right", frameon=False)
@@ -255,11 +255,13 @@ def dilemma() -> Figure:
     _, backgrounds = by_seed(path, "done", "background", 100)
     _, kept = by_seed(path, "done", "animal", 100)
     axes.plot(
-        backgrounds.mean(1), kept.mean(1), ".-", color=BLUE, linewidth=2, label="branching, along training"
+        backgrounds.mean(1), kept.mean(1), ".-", color=ORANGE, linewidth=2, label="branching, along training"
     )
     dot = {"markeredgecolor": INK, "linestyle": "none"}
     ends = [point(row) for row in where(trained, images="test")]
-    axes.plot(*zip(*ends, strict=True), "*", color=BLUE, markersize=13, label="branching, five seeds", **dot)
+    axes.plot(
+        *zip(*ends, strict=True), "*", color=ORANGE, markersize=13, label="branching, five seeds", **dot
+    )
     names = {"best-of-8": "untrained, best-of-8 by the reward", "program": "a program for this world"}
     names |= {"supervised": "supervised on pairs, three seeds"}
     for marker, what in zip("^DP", ("best-of-8", "supervised", "program"), strict=True):
