@@ -18,7 +18,7 @@ CURVE_COLORS = ("#86660f", "#8a3f96", "#3568b0", "#b03050")
 PATH_COLORS = ("#c04f12", "#2e7d4f", "#22262e")
 # Of plot_strip, in inches but for the points of the font: a line, an average letter, and between two images.
 FONT_SIZE, LINE, LETTER, GAP = 9, 0.17, 0.078, 0.06
-FRAME = "#c9c9c1"  # of an image; without it, white images would have no edge on the light figure
+PAPER, FRAME = "#fbfbf7", "#c9c9c1"  # without a frame, white images would have no edge on the light figure
 
 
 def draw_image(axis: Axes, image: torch.Tensor) -> None:
@@ -45,7 +45,7 @@ def plot_strip(
     names = [textwrap.fill(name, int(count * side / LETTER)) for name in rows]
     above = LINE * max(_lines(text) for text in columns) + GAP
     height = above + sum(LINE * _lines(name) + side for name in names)
-    figure = Figure(figsize=(count * side, height))
+    figure = Figure(figsize=(count * side, height), facecolor=PAPER)
     figure.set_layout_engine("none")
     for n, prompt in enumerate(columns):
         middle = (n * side + (side - GAP) / 2) / (count * side)
