@@ -50,8 +50,13 @@ IMAGES = {  # folders, and a letter for each image
     **{"photos": "a", "captioned": "ab", "half": "ab", "foxes": "a", "blank": "a"},
     **{"zoo/two": "a", "zoo/three": "a"},
 }
+EXAMPLE = "ddpo-lessons train --reward colorfulness --num-epochs 20"
 # The words, and what the error must hold: what is wrong, and what to do or what is right.
 REFUSED: tuple[tuple[str, ...], ...] = (
+    # nothing that names the run
+    ("train", "train needs a choice of what to train: give --reward", EXAMPLE, "--help"),
+    ("train --num-epochs 3 --output-dir new --dry-run", "train needs a choice", "--preset", EXAMPLE),
+    ("preflight --num-epochs 3", "preflight needs a choice", "ddpo-lessons preflight --reward colorfulness"),
     # numbers and names
     ("train --num-epochs -3", "num_epochs=-3 must be at least 1"),
     ("train --mixed-precision fp8", "mixed_precision='fp8' must be one of no, bf16, fp16"),
@@ -85,7 +90,7 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --prompts empty.txt", "empty.txt", "one prompt per line"),
     ("train --prompts cut.json", "cut.json", "fix it"),
     ("train --prompts latin.txt", "latin.txt is not UTF-8 text (byte 3)"),
-    ("train --validation latin.txt", "latin.txt is not UTF-8 text (byte 3)"),
+    ("train --model tiny-sd --validation latin.txt", "latin.txt is not UTF-8 text (byte 3)"),
     ("train --validation no-file.txt", "no-file.txt is not a file"),
     ("train --prompt x --prompts animals", "--prompts cannot be combined with --prompt or --images"),
     ("train --prompt 'a {label}'", "--prompt 'a {label}'", "give --images FOLDER with class subfolders"),
@@ -118,12 +123,12 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     # files and folders of runs
     ("train --config broken.yaml", "--config broken.yaml", "YAML"),
     ("train --config typo.yaml", "--config typo.yaml", "num_epochs"),
-    ("train --resume-from latest --output-dir new", "resume_from='auto' starts the run"),
+    ("train --model tiny-sd --resume-from latest --output-dir new", "resume_from='auto' starts the run"),
     ("train --resume-from nowhere", "--resume-from nowhere holds no state.json"),
     ("train --resume-from photos --output-dir new", "--resume-from photos", "checkpoint"),
     ("train --train-lora-from photos", f"--train-lora-from photos holds no {LORA_FILE}"),
-    ("train --output-dir photos/a.png", "is a file: choose another output_dir"),
-    ("train --output-dir photos/a.png --dry-run", "is a file: choose another output_dir"),
+    ("train --model tiny-sd --output-dir photos/a.png", "is a file: choose another output_dir"),
+    ("train --model tiny-sd --output-dir photos/a.png --dry-run", "is a file: choose another output_dir"),
     ("demo --output-dir photos/a.png", "photos/a.png is a file; choose another folder"),
     ("plot photos/a.png", "photos/a.png is a file: give the folder of the run"),
     # sampling
@@ -149,7 +154,7 @@ REFUSED: tuple[tuple[str, ...], ...] = (
 )
 WITH_MODEL: tuple[tuple[str, ...], ...] = (
     ("train --model no/model --reward colorfulness --prompt ''", "hf download"),
-    ("train --sample-num-steps 2000", "2000 steps (sample_num_steps)", "1000"),
+    ("train --model tiny-sd --sample-num-steps 2000", "2000 steps (sample_num_steps)", "1000"),
     ("train --algorithm flow_grpo", "flow_grpo", "flow model"),
 )
 NO_REWARD = "(no --reward is given, so it is the preset's)"
@@ -161,8 +166,8 @@ UNFIT: tuple[tuple[str, ...], ...] = (
     ("--prompts mixed.txt", "prompts[1]='a fox' names no digit"),
     ("--reward clip_change", "reward='clip_change' also looks at the input image", "give a folder"),
     ("--reward clip_margin --prompts digit_world", "with their label, as those of prompts="),
-    ("--judge edit", "judge='edit' also looks at the input image"),
-    ("--validation mixed.txt", "prompts[1]='a fox' names no digit"),
+    ("--judge edit --model tiny-sd", "judge='edit' also looks at the input image"),
+    ("--validation mixed.txt --model tiny-sd", "prompts[1]='a fox' names no digit"),
 )
 RETURNED: tuple[tuple[str, ...], ...] = (
     ("a_dict", "reward_function", "numbers"),

@@ -260,6 +260,18 @@ class Train:
         if self.images is None:
             self.choose_prompts(config.seed)
         make_algorithm(self.chosen.algorithm).check(config)
+        self.check_choice()
+
+    def check_choice(self) -> None:
+        """Raise a ValueError if no flag chooses what is trained, because a run may take long."""
+        choices = ("reward", "preset", "model", "algorithm", "prompts", "prompt", "images")
+        if all(getattr(self, choice) is None for choice in choices):
+            name = type(self).__name__.lower()
+            raise ValueError(
+                f"{name} needs a choice of what to train: give --reward, --preset, --model or --algorithm "
+                f"(ddpo-lessons {name} --help explains them). For example, `ddpo-lessons {name} --reward "
+                "colorfulness --num-epochs 20` trains tiny-sd, a small model in the package"
+            )
 
     def check_validation(self) -> None:
         """Raise a ValueError for validation data that cannot be used."""
