@@ -263,21 +263,25 @@ def _print_results(folder: Path, results: dict[str, Any]) -> None:
     """Print the fractions of correct images, and the paths of the files."""
     best = results["untrained_best"]
     names = {
-        "untrained_best": f"untrained, best (strength {best['strength']:g}, guidance {best['guidance']:g})",
-        "before": f"untrained, settings of RL (strength {POLICY.strength:g})",
+        "untrained_best": "untrained, best settings",
+        "before": "untrained, RL's settings",
         "after": "after RL",
     }
-    columns = ("animal", "artist", "background", "all", "second_judge")
+    columns = {"animal": "animal", "artist": "artist", "background": "background", "all": "all three"}
+    columns |= {"second_judge": "2nd evaluator"}
     for heading, rows in (
-        (f"correct, of {results['run']['eval_images']} test images", results),
-        ("correct, of as many images of animals that RL never saw", results["new_animals"]),
+        (f"{results['run']['eval_images']} test images", results),
+        ("as many of new animals", results["new_animals"]),
     ):
-        print(
-            f"\n  {heading:54}"
-            + "".join(f"{title.replace('second_judge', '2nd evaluator'):>14}" for title in columns)
-        )
+        print(f"\n  {heading:24}" + "".join(f"{title:>{len(title) + 2}}" for title in columns.values()))
         for key, name in names.items():
-            print(f"  {name:54}" + "".join(f"{100 * rows[key][column]:13.1f}%" for column in columns))
+            cells = (f"{100 * rows[key][column]:{len(title) + 1}.1f}%" for column, title in columns.items())
+            print(f"  {name:24}" + "".join(cells))
+    print("\n  The fractions are of correct images. RL has not seen the new animals.")
+    print(
+        f"  Best settings: strength {best['strength']:g}, guidance {best['guidance']:g}. "
+        f"RL's settings: strength {POLICY.strength:g}."
+    )
     print(f"{results['run']['seconds'] / 60:.1f} minutes in total.\n")
     for name, what in (
         ("before-after.png", "input images, prompts and results"),
