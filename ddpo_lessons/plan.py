@@ -109,12 +109,17 @@ def counts(plan: EpochPlan, forward_passes: int, rewards: int = 1) -> dict[str, 
     `forward_passes` of the network and `rewards` are those of one sample. Rollouts that share a state need
     fewer passes, and a model whose last step has no noise has fewer pairs.
     """
+    of_each, inner = "", ""
+    if plan.num_processes > 1:
+        of_each = f", {plan.samples_per_process} in each of {plan.num_processes} processes"
+    if plan.num_inner_epochs > 1:
+        inner = f", in {plan.num_inner_epochs} inner epochs"
     return {
-        "samples": plan.total_samples,
+        f"samples{of_each}": plan.total_samples,
         "network forward passes in sampling, at most": plan.total_samples * forward_passes,
         "reward evaluations": plan.total_samples * rewards,
         "(sample, timestep) pairs to train on, at most": plan.total_pairs,
-        "optimizer steps": plan.optimizer_steps,
+        f"optimizer steps{inner}, each on {plan.samples_per_optimizer_step} samples": plan.optimizer_steps,
     }
 
 

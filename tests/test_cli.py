@@ -5,6 +5,7 @@ import functools
 import importlib
 import json
 import logging
+import re
 import runpy
 import shlex
 import shutil
@@ -156,6 +157,12 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(here, model, zoo
     assert torch.equal(damaged["target"], damaged["image"]) == ("corruption" not in flags)
 
 
+def table_of(text: str) -> dict[str, tuple[str, str]]:
+    """The table of a dry run: the counts of an epoch and of the run, by name."""
+    rows = re.findall(r"^(.*?) {2,}(\S+(?: epoch)?) {2,}(\S+(?: \d+ epochs?)?)$", text, flags=re.MULTILINE)
+    return {name: (epoch, run) for name, epoch, run in rows}
+
+
 def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypatch, capsys):
     monkeypatch.setattr(train, "load_pipeline", lambda *_, **__: pytest.fail("weights were loaded"))
     sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
@@ -165,15 +172,18 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     text = capsys.readouterr().out
     assert "images: 2 in" in text
     assert "prompts: captions, 3 different ones: " in text
-    steps = "optimizer steps: 3 per epoch, 18 in all"
-    assert f"samples: 6 per epoch, 2 per optimizer step; {steps}" in text
     # 6 samples, 7 steps, two passes of each; six epochs, of which every second is saved
     assert "steps of a rollout: 7 of 10\n" in text
-    assert "network forward passes in sampling, at most: 84 per epoch, 504 in all\n" in text
-    assert "reward evaluations: 6 per epoch, 36 in all\n" in text
-    assert "(sample, timestep) pairs to train on, at most: 42 per epoch, 252 in all\n" in text
-    assert "optimizer steps: 3 per epoch, 18 in all\n" in text
-    assert "checkpoints: 3, of which 3 are kept\n" in text
+    assert table_of(text) == {
+        "": ("per epoch", "in 6 epochs"),
+        "samples": ("6", "36"),
+        "network forward passes in sampling, at most": ("84", "504"),
+        "reward evaluations": ("6", "36"),
+        "(sample, timestep) pairs to train on, at most": ("42", "252"),
+        "optimizer steps, each on 2 samples": ("3", "18"),
+    }
+    assert "checkpoints: 3 written, 3 kept\n" in text
+    assert "output folder: run\n" in text
     assert list(here.iterdir()) == []
 
 
@@ -193,9 +203,10 @@ def test_a_dry_run_counts_what_the_algorithm_does(words, passes, pairs, rewards,
     run_command("train", *words.split(), *guided, "--prompts", "prompts.txt", "--dry-run")
     text = capsys.readouterr().out
     assert "prompts: prompts.txt, 2 prompts: 'a red two', 'a blue three'" in text
-    assert f"network forward passes in sampling, at most: {passes} per epoch" in text
-    assert f"(sample, timestep) pairs to train on, at most: {pairs} per epoch" in text
-    assert f"reward evaluations: {rewards} per epoch" in text
+    found = {name: epoch for name, (epoch, _) in table_of(text).items()}
+    assert found["network forward passes in sampling, at most"] == f"{passes:,}"
+    assert found["(sample, timestep) pairs to train on, at most"] == f"{pairs:,}"
+    assert found["reward evaluations"] == str(rewards)
     assert [path.name for path in here.iterdir()] == ["prompts.txt"]
 
 
@@ -365,7 +376,7 @@ def test_the_restore_preset_restores_one_photograph_and_damage_per_group(
     said = capsys.readouterr().out
     assert "algorithm: branching" in said
     assert "steps of a rollout: 8 of 20" in said
-    assert "optimizer steps: 1 per epoch, 2 in all" in said
+    assert table_of(said)["optimizer steps, each on 16 samples"] == ("1", "2")
     run_command("train", *flags, "--output-dir", "run", "--mixed-precision", "no", "--sample-num-steps", "6")
     groups = [seen[first : first + 8] for first in range(0, 32, 8)]
     assert len(seen) == 32
@@ -419,6 +430,30 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
 def help_of(command: str, capsys: Any) -> str:
     assert cli.main([command, "--help"]) == 0
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_ends_with_an_example_that_works(name, here, capsys):
+    example = cli.EXAMPLES[name]
+    assert f"Example: {example} " in help_of(name, capsys)
+    assert cli.main(["help", name]) == 0
+    assert example in capsys.readouterr().out
+    flags = cli.parse(shlex.split(example)[1:])
+    if name in ("demo", "preflight", "train"):  # the others need a run
+        flags.check()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows raises another error")
+@pytest.mark.parametrize("words", ["--help", "train --help", "train --model tiny-sd --dry-run"])
+def test_output_that_nobody_reads_is_no_error(words, here):
+    """As after `| head`, which ends before the command does."""
+    command = [sys.executable, "-W", "ignore", "-m", "ddpo_lessons.cli", *words.split()]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    run.stdout.close()
+    assert run.stderr is not None
+    assert run.stderr.read() == ""
+    assert run.wait() == 141
 
 
 def test_help_explains_every_field(capsys, monkeypatch):

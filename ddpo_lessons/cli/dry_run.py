@@ -24,7 +24,7 @@ from ddpo_lessons.loading import quiet_loading
 from ddpo_lessons.models import Family, family_class
 from ddpo_lessons.models.stable_diffusion import count_steps
 from ddpo_lessons.models.stable_diffusion_3 import StableDiffusion3
-from ddpo_lessons.plan import counts, summary
+from ddpo_lessons.plan import counts
 from ddpo_lessons.training.runlog import claim
 
 SHOWN = 80  # characters of a prompt
@@ -110,7 +110,7 @@ def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -
 
 
 def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> Iterator[str]:
-    """Yield lines with the counts of an epoch and of the run, without loading the model.
+    """Yield a table of the counts of an epoch and of the run, without loading the model.
 
     Stable Diffusion rounds the steps of img2img down, and FLUX.1 needs one forward pass for its guidance.
     """
@@ -120,12 +120,17 @@ def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> It
         actions, rewards = 1, 1 + config.train_num_inner_epochs
     plan = config.epoch_plan(FromNoise().count_train_timesteps(actions, config), world_size())
     passes = steps * (2 if config.sample_guidance_scale > 1 else 1)
-    yield summary(plan, config.num_epochs)
     yield f"steps of a rollout: {steps} of {config.sample_num_steps}"
+    epochs = f"in {config.num_epochs} epoch{'' if config.num_epochs == 1 else 's'}"
+    rows = [("", "per epoch", epochs)]
     for name, number in counts(plan, passes, rewards).items():
-        yield f"{name}: {number} per epoch, {number * config.num_epochs} in all"
+        rows.append((name, f"{number:,}", f"{number * config.num_epochs:,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, epoch, run in rows:
+        yield f"{name:{widths[0]}}  {epoch:>{widths[1]}}  {run:>{widths[2]}}"
     written = -(-config.num_epochs // config.save_freq)
-    yield f"checkpoints: {written}, of which {min(written, config.num_checkpoint_limit)} are kept"
+    yield f"checkpoints: {written} written, {min(written, config.num_checkpoint_limit)} kept"
+    yield f"output folder: {config.run_dir}"
 
 
 def _family(model: str) -> type[Family] | None:

@@ -7,6 +7,7 @@ A command imports what it needs when it runs, because torch takes a second to lo
 import functools
 import importlib
 import operator
+import os
 import re
 import sys
 import sysconfig
@@ -29,6 +30,14 @@ COMMANDS = {
     "sample": "Generate images with a trained policy, such as --run RUN, from prompts or images.",
     "plot": "Plot the records of runs as one figure: rewards, ratio errors, clipping, KL, images.",
     "doctor": "Check what works on this machine.",
+}
+EXAMPLES = {
+    "demo": "ddpo-lessons demo --epochs 2 --eval-images 100",
+    "preflight": "ddpo-lessons preflight --reward colorfulness",
+    "train": "ddpo-lessons train --reward colorfulness --num-epochs 20 --output-dir try",
+    "sample": "ddpo-lessons sample --run try",
+    "plot": "ddpo-lessons plot try",
+    "doctor": "ddpo-lessons doctor",
 }
 HELP = "\n".join(
     ["usage: ddpo-lessons COMMAND [FLAGS]; ddpo-lessons COMMAND --help lists the flags\n"]
@@ -64,7 +73,7 @@ def parse(argv: Sequence[str]) -> Any:
         from ddpo_lessons.cli.config_file import expand
 
         words = expand(words)
-    about = COMMANDS[name]
+    about = f"{COMMANDS[name]}\n\nExample: {EXAMPLES[name]}"
     return tyro.cli(_flags(name), prog=f"ddpo-lessons {name}", description=about, args=words, config=config)
 
 
@@ -77,6 +86,16 @@ def _own_line(error: BaseException) -> str:
         if path.is_file() and not any(path.is_relative_to(place) for place in places):
             return f" ({frame.filename}, line {frame.lineno})"
     return ""
+
+
+def _output_is_closed() -> bool:
+    """Return whether nobody reads what is printed, as after `| head`; if so, discard what is left."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at its end
+        return True
+    return False
 
 
 def run(name: str, flags: Any) -> int:
@@ -92,23 +111,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, by default that of the process's command line, and return the exit status.
 
     The status is 0 after success and 2 after an error, which is printed in one line (tyro prints its own). As
-    in shells it is 130 after Ctrl-C and 143 after SIGTERM, even if the run was saved. Without arguments the
-    function prints the help, as pip does.
+    in shells it is 130 after Ctrl-C and 143 after SIGTERM, even if the run was saved, and 141 if nobody reads
+    the output any more, as after `| head`. Without arguments the function prints the help, as pip does.
     """
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if argv in (["--version"], ["--help"], ["-h"]):
-        print(__version__ if argv == ["--version"] else HELP)
-        return 0
+    if argv[0] == "help":
+        argv = [*argv[1:2], "--help"]
     warnings.formatwarning = lambda message, *place, **_: (
         f"warning: {message}\n"
     )  # without a path of the package
     try:
+        if argv in (["--version"], ["-V"], ["--help"], ["-h"]):
+            print(HELP if argv[0] in ("--help", "-h") else __version__, flush=True)
+            return 0
         try:
             flags = parse(argv)
         except SystemExit as end:
             return int(end.code or 0)
         return run(argv[0], flags)
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            return 141
         text = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
         print(f"error: {text}{_own_line(error)}", file=sys.stderr)
         return 2
