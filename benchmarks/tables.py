@@ -91,6 +91,17 @@ def demo_table() -> str:
     return edit_table(dict([before, best, ddpo, branching]), ANIMAL_SHARES)
 
 
+def short_table() -> str:
+    """Return the README's table of results: what is correct without training, and after it."""
+    before, best, best_of_8, supervised, ddpo, branching = list(finding("test").values())[2:]
+    ways = {
+        "untrained, RL's settings": before, "untrained, best settings": best,
+        "untrained, best-of-8": best_of_8, "DDPO": ddpo, "branching": branching,
+        "supervised training on pairs": supervised,
+    }  # fmt: skip
+    return edit_table(ways, {"all": "correct", "second_judge": "second evaluator"})
+
+
 def by(rows: list[Row], column: str) -> dict[str, list[Row]]:
     return {name: where(rows, **{column: name}) for name in unique(rows, column)}
 
@@ -124,8 +135,12 @@ def spread(rows: Sequence[Row], column: str, form: str = ".2f") -> str:
 
 
 def lesson_table(times: Row) -> str:
-    lessons = table(["lesson", "what you learn", "runs in", "figure"], "llrl", lesson_rows(times["seconds"]))
-    return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
+    lessons = table(["lesson, module", "what you learn", "min"], "llr", lesson_rows())
+    seconds = times["seconds"].values()
+    return (
+        f"{lessons}\n\nThe minutes are yours, with exercises. The computer needs {min(seconds):.0f} to "
+        f"{max(seconds):.0f} seconds for all cells of a lesson ({times['machine']})."
+    )
 
 
 # Title and form of equal_terms.csv's "second", by task.
@@ -408,6 +423,7 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "steps": lambda: edit_table(by(read("benchmarks/results/recolor_steps.csv"), "sampled")),
     "paper": lambda: paper_table(read("benchmarks/zoo/paper.csv")),
     "demo": demo_table,
+    "results": short_table,
     "demo-practised": lambda: edit_table(finding("test"), ANIMAL_SHARES),
     "demo-new": lambda: edit_table(finding("new animals"), ANIMAL_SHARES),
     **{

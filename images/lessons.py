@@ -11,34 +11,34 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
-# Each lesson, the modules that it builds, its figure in images/, and what it teaches.
+# Each lesson, the modules that it builds, and what it teaches.
 LESSONS = """
-01_batching | batching | 01-silent
-DDPO's loop: samples, minibatches, inner epochs and gradient accumulation; a bug in it that no log shows
-02_time_shuffling | batching | 02-question
-Shuffling the denoising steps of each sample: how it is done, and what it does to gradients and reward curves
-03_ddim_log_probs | ddim | 03-same
-The log-prob of a DDIM step: computing it, replaying it, and which log-probs carry a learning signal
-04_ppo_clipping | ppo advantages | 04-clipping
-Advantages, the clipped surrogate and its clip range; training with and without clipping over ten epochs
-05_text_ppo_with_gae | text/text_ppo text/text_trainer | 05-two-mdps
-RLHF's PPO for text: value model, GAE derived and written, reward hacking; what replaces GAE in DDPO
-06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-question
-The whole loop on text-to-image: DDPO beside RWR, reward hacking, the KL penalty and early stopping
-07_img2img_ddpo | algorithms/branching rollout lessons/demo | 07-question
-Editing images with RL: credit for each denoising step, branching beside DDPO live, honest baselines
-08_fails_in_silence | lessons/faults training/first_epoch cli/preflight | 08-question
-Eleven bugs that raise no error, and the checks that look for them; memory, hours and cost of a long run
-09_flow_grpo | flow algorithms/flow_grpo | 09-eight
-RL of flow models: from an ODE to an SDE with log-probs, how much noise to add, groups, what training gains
-10_without_log_probs | algorithms/awm algorithms/nft algorithms/pepg algorithms/dpo | 10-push
-RWR, AWM, DiffusionNFT and PEPG, which need no log-probs: one gradient, the proximal term, NFT as guidance
-11_through_the_reward | algorithms/draft algorithms/refl | 11-question
+01_batching | batching
+DDPO's loop: samples, minibatches, gradient accumulation, and a bug that no log shows
+02_time_shuffling | batching
+Shuffling the denoising steps, and what it does to gradients and reward curves
+03_ddim_log_probs | ddim
+The log-prob of a DDIM step: computing it, replaying it, and learning from it
+04_ppo_clipping | ppo advantages
+Advantages, the clipped surrogate, and training with and without clipping
+05_text_ppo_with_gae | text/text_ppo text/text_trainer
+RLHF's PPO for text: value model, GAE and reward hacking, and what replaces GAE in DDPO
+06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr
+The whole loop on text-to-image, beside RWR: reward hacking, the KL penalty and early stopping
+07_img2img_ddpo | algorithms/branching rollout lessons/demo
+Editing images with RL: credit for each denoising step, and honest baselines
+08_fails_in_silence | lessons/faults training/first_epoch cli/preflight
+Eleven bugs that raise no error, how to find them, and what a long run costs
+09_flow_grpo | flow algorithms/flow_grpo
+RL of flow models: how an ODE becomes an SDE with log-probs, and how much noise to add
+10_without_log_probs | algorithms/awm algorithms/nft algorithms/pepg algorithms/dpo
+RWR, AWM, DiffusionNFT and PEPG: one gradient, the proximal term, and NFT as guidance
+11_through_the_reward | algorithms/draft algorithms/refl
 DRaFT, AlignProp and ReFL: the gradient of a differentiable reward, its cost, and when to stop
-12_which_algorithm | algorithms/rwr | 12-results
-All algorithms compared on equal terms, a constraint against hacking, a guide, and a project of your own
-13_full_run | checks smoke hooks validation | 13-restored
-A full img2img run, from photographs to a LoRA: on a GPU with Stable Diffusion, on a CPU in small
+12_which_algorithm | algorithms/rwr
+All algorithms compared on equal terms, a guide, and a project of your own
+13_full_run | checks smoke hooks validation
+From photographs to a LoRA: with Stable Diffusion on a GPU, or in small on a CPU
 """
 # What the first code cell of every lesson begins with.
 SETUP = """\
@@ -88,16 +88,24 @@ def heading(name: str) -> str:
     return notebook["cells"][0]["source"][0].removeprefix("# ").split(":")[0].strip()
 
 
-def lesson_rows(seconds: dict[str, float]) -> list[list[str]]:
-    """Return the rows of the README's table of lessons, with the seconds that each took."""
+def minutes(name: str) -> int:
+    """Return the minutes that a reader needs, exercises included, from the lesson's first cell."""
+    notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
+    text = "".join(notebook["cells"][0]["source"])
+    found = re.search(r"\*\*your time\*\* (?:about )?(\d+) minutes(?:, and (half an hour|\d+) more)?", text)
+    if found is None:
+        raise ValueError(f"{name} has no time of its reader: write **your time** about N minutes")
+    return int(found[1]) + int((found[2] or "0").replace("half an hour", "30"))
+
+
+def lesson_rows() -> list[list[str]]:
+    """Return the rows of the README's table of lessons."""
     rows, lines = [], LESSONS.strip().splitlines()
     for about, teaches in zip(lines[::2], lines[1::2], strict=True):
-        name, modules, figure = about.split(" | ")
-        title = heading(name)
-        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
-        picture = f'<img src="images/{figure}.svg" alt="{title}" width="150">'
-        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
-        rows.append([link, teaches, f"{seconds[name]:.0f} s", picture])
+        name, modules = about.split(" | ")
+        links = ", ".join(f"[`{Path(m).name}`](ddpo_lessons/{m}.py)" for m in modules.split())
+        link = f"[{heading(name)}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
+        rows.append([link, teaches, str(minutes(name))])
     return rows
 
 

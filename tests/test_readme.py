@@ -96,7 +96,7 @@ def test_the_example_s_changes_for_a_gpu_train_stable_diffusion(model, monkeypat
     """On a random tiny model in its place, on a CPU, in small epochs."""
     preset, train, use = PRESETS["edit"], on_a_gpu(TRAIN), on_a_gpu(USE)
     assert 'preset, size = PRESETS["edit"], 512\n' in train
-    assert f'model, size = "{preset.model}", 512\n' in use
+    assert f'model = "{preset.model}"\nsize, ' in use
     small = {"sample_num_batches_per_epoch": 2, "train_gradient_accumulation_steps": 1}
     small |= {"sample_num_steps": 6, "mixed_precision": "no"}
     changed = replace(preset, model=model, config={**preset.config, **small})

@@ -27,6 +27,23 @@ def test_an_address_in_pyproject_gives_every_lesson_a_badge(urls, tmp_path, monk
     assert ("@ git+https://github.com/some/where" in source) == bool(urls)
 
 
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [
+        ("75 minutes with exercises", 75),
+        ("about 70 minutes, and 25 more for", 95),
+        ("about 75 minutes, and half an hour more for", 105),
+    ],
+)
+def test_the_minutes_of_a_lesson_are_those_of_its_first_cell(time, minutes, tmp_path, monkeypatch):
+    monkeypatch.setattr(lessons, "NOTEBOOKS", tmp_path)
+    for name, text in (("found", f"**your time** {time} exercise 1"), ("none", "no time")):
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps({"cells": [{"source": [text]}]}))
+    assert lessons.minutes("found") == minutes
+    with pytest.raises(ValueError, match="none has no time of its reader"):
+        lessons.minutes("none")
+
+
 @pytest.mark.parametrize("end", ["hub.com/some/where.git", "hub.com/some/where/", "lab.com/some/where"])
 def test_an_address_that_colab_cannot_open_is_refused(end, tmp_path, monkeypatch):
     monkeypatch.setattr(lessons, "ROOT", tmp_path)
