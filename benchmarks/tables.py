@@ -15,7 +15,7 @@ from benchmarks.gallery import Section, shown
 from benchmarks.recipes import markdown
 from benchmarks.results.equal_tasks import METHODS
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
-from benchmarks.results.equal_terms import LADDERS, Setting, chosen, found
+from benchmarks.results.equal_terms import LADDERS, Setting, found
 from benchmarks.speed.gpu import EPOCHS
 from benchmarks.speed.gpu import RESULT as GPU_RESULT
 from benchmarks.speed.time_to_result import first_reached
@@ -154,21 +154,19 @@ def at_the_end(task: str, method: str) -> list[Row]:
 
 
 def equal_table(task: str) -> str:
-    """Return a task's methods at the chosen settings, and what there is without training."""
+    """Return a task's methods at the settings that `search_table` has, and what there is without training."""
     second, form = SECOND[task]
-    titles = ["", "learning rate", "images", "steps", "evaluations", "passes"]
-    titles += ["reward", "evaluator", second, "diversity"]
+    titles = ["", "passes", "reward", "evaluator", second, "diversity"]
     forms = {"reward": ".2f", "judge": ".1%" if task == "edit" else ".0%", "second": form, "diversity": ".3f"}
 
     def measured(rows: list[Row]) -> list[str]:
         return [spread(rows, name, form) if rows[0][name] else "" for name, form in forms.items()]
 
     untrained = where(read(f"{EQUAL}_untrained.csv"), task=task)
-    lines = [[row["setting"], "", "", "", "", "", *measured([row])] for row in untrained]
+    lines = [[row["setting"], "", *measured([row])] for row in untrained]
     for method in EQUAL_TASKS[task].methods:
-        at, (setting, length) = at_the_end(task, method), chosen(task, method)
-        about = [f"{setting.learning_rate:g}", f"{setting.images}", f"{setting.steps}", f"{length}"]
-        lines.append([method, *about, f"{mean(at, 'passes'):,.0f}", *measured(at)])
+        at = at_the_end(task, method)
+        lines.append([method, f"{mean(at, 'passes'):,.0f}", *measured(at)])
     kept = [n for n in range(len(titles)) if n == 0 or any(line[n] for line in lines)]
     cells = [[line[n] for n in kept] for line in lines]
     return table([titles[n] for n in kept], "l" + "r" * (len(kept) - 1), cells)

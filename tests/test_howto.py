@@ -76,13 +76,18 @@ def test_defaults_of_flags_are_the_codes():
 
 def test_memory_of_flow_models_is_the_committed_one():
     found = json.loads((HOWTO.parents[1] / "ddpo_lessons/lessons/paper_run.json").read_text("utf-8"))
-    columns = ("networks", "reward", "samples", "activations", "peak", "card")
-    rows = [(row, [row["resolution"], row["cards"]]) for row in found["flux"]]
+    page = " ".join((HOWTO / "your-card.md").read_text("utf-8").split())
+    columns = ["networks", "samples", "activations", "peak", "card"]
+    rows = [(row, [f"{row['resolution']}, {row['cards']}"], columns) for row in found["flux"]]
     for row in found["sd35"]:
-        rows.append((row, ["with" if row[name] else "without" for name in ("t5", "checkpointing")]))
-    for row, words in rows:
-        cells = [*map(str, words), *(f"{row[f'{name}_gb']:.1f}" for name in columns)]
-        assert f"| {' | '.join(cells)} |" in (HOWTO / "your-card.md").read_text("utf-8")
+        words = ["with" if row[name] else "without" for name in ("t5", "checkpointing")]
+        rows.append((row, words, [name for name in columns if name != "samples"]))
+        assert f"{row['reward_gb']:.1f} for the reward model and {row['samples_gb']:.1f} for 256" in page
+    for row, words, shown in rows:
+        cells = [*words, *(f"{row[f'{name}_gb']:.1f}" for name in shown)]
+        assert f"| {' | '.join(cells)} |" in page
+    for row in found["flux"]:
+        assert f"all rows include {row['reward_gb']:.1f} for the reward model:" in page
 
 
 def test_answers_repeat_other_tables():

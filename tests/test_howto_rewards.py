@@ -68,7 +68,8 @@ def test_rewards_of_ones_own_train(here, capsys):
     (here / "my-images").mkdir()
     for name, color in (("a", "red"), ("b", "black")):
         Image.new("RGB", (32, 32), color).save(f"my-images/{name}.png")
-    lines = [line for block in howto_blocks("own-reward", "sh") for line in block.splitlines()]
+    blocks = [block.replace("\\\n", " ") for block in howto_blocks("own-reward", "sh")]
+    lines = [line for block in blocks for line in block.splitlines()]
     runs = {}
     for line in lines:
         words = shlex.split(line)[1:]
