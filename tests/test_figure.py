@@ -363,7 +363,8 @@ def test_the_command_writes_a_file_or_says_what_is_missing(tmp_path, monkeypatch
     Path("empty").mkdir()
     for words, message in (
         (["nowhere"], "error: nowhere holds no metrics.jsonl"),
-        (["empty"], "error: empty holds no metrics.jsonl: give the folder of a run that has begun"),
+        (["empty"], "error: empty holds no metrics.jsonl: give the folder of a run that has begun\n"),
+        (["."], f"the folder of a run that has begun, such as {Path('a')}\n"),
         ([runs[0], "--output", "no/a.png"], "name a file in a folder that exists, such as plot.png"),
         ([runs[0], "--output", "a.xyz"], "'xyz' is not supported"),
         ([], "plot needs at least one folder of a run"),

@@ -117,7 +117,9 @@ def write(path: Path, *folders: str | Path) -> None:
 def _read(folder: Path) -> Columns:
     """Read the records, with the mean (or for max_ keys the maximum) of an epoch's optimizer steps."""
     if not (folder / METRICS).is_file():
-        raise ValueError(f"{folder} holds no {METRICS}: give the folder of a run that has begun")
+        below = min(folder.glob(f"*/{METRICS}"), default=None)
+        such = f", such as {below.parent}" if below else ""
+        raise ValueError(f"{folder} holds no {METRICS}: give the folder of a run that has begun{such}")
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in read_metrics(folder):
         if record["kind"] in ("step", "epoch", "validation"):
