@@ -19,7 +19,7 @@ from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.lessons.demo import (
     BACKGROUND_WEIGHT,
-    BEFORE_AFTER_DPI,
+    BEFORE_AFTER,
     POLICY,
     SCHEDULES,
     SETTINGS,
@@ -94,7 +94,7 @@ def train(run: Row) -> list[Row]:
     if (run["algorithm"], seed) == ("branching", SEEDS["branching"][0]):
         images["after"] = shown.images(pipeline, POLICY)
         figure = before_after(shown.edits, images)
-        figure.savefig(ROOT / "images" / "demo-before-after.png", dpi=BEFORE_AFTER_DPI)
+        figure.savefig(ROOT / "images" / "demo-before-after.png", **BEFORE_AFTER)
     return rows
 
 

@@ -86,7 +86,7 @@ TEST, VALIDATION = 0, 1
 WATCHED = 100  # number of validation images
 WATCH_EVERY = 16  # epochs
 SHOWN = 8  # number of test images in before-after.png
-BEFORE_AFTER_DPI = 320
+BEFORE_AFTER: dict[str, Any] = {"dpi": 320, "bbox_inches": "tight", "pad_inches": 0.08}  # how it is saved
 
 
 def img2img(
@@ -253,7 +253,7 @@ def _write_results(
 ) -> None:
     """Write results.json, before-after.png and dilemma.png."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    before_after(edits, images).savefig(folder / "before-after.png", dpi=BEFORE_AFTER_DPI)
+    before_after(edits, images).savefig(folder / "before-after.png", **BEFORE_AFTER)
     curves = {f"untrained, guidance {UNTRAINED_BEST.guidance:g}": curve}
     figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, correct="background", kept="animal")
     figure.savefig(folder / "dilemma.png", dpi=150)
