@@ -1,7 +1,9 @@
 """The figure of runs: its lines are the records, and drawing it disturbs neither a run nor pyplot."""
 
+import io
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 from helpers import brightness, make_config, make_pipeline, noisy_image
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from nbclient import NotebookClient
 from PIL import Image
 
@@ -21,7 +24,7 @@ from ddpo_lessons.cli.main import main
 from ddpo_lessons.image import image_grid, save_grid
 from ddpo_lessons.rewards import weighted_sum
 from ddpo_lessons.trainer import ImageDDPOTrainer
-from ddpo_lessons.training import checkpoint, figure, grids
+from ddpo_lessons.training import checkpoint, figure, grids, ticks
 from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.validation import Validation
 
@@ -69,8 +72,14 @@ def titles(drawn: Figure) -> list[str]:
     return [axis.get_title() or axis.get_title(loc="left") for axis in drawn.axes]
 
 
-def legend(drawn: Figure) -> list[str]:
-    return [text.get_text() for text in drawn.legends[0].get_texts()]
+def legend(drawn: Figure, number: int = 0) -> list[str]:
+    """Return the names of the runs, or with number 1 what the lines and bands of the reward are."""
+    return [text.get_text() for text in drawn.legends[number].get_texts()]
+
+
+def notes(drawn: Figure) -> str:
+    """Return the text below the panels."""
+    return " ".join(text.get_text() for text in drawn.texts)
 
 
 def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path):
@@ -85,25 +94,38 @@ def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path
     assert lines(drawn, "first_replay_max_ratio_error") == [([1, 2], [0.0, 0.125])]
     assert lines(drawn, "clip_fraction") == [([1, 2], [0.25, 1.0])]  # the mean
     assert titles(drawn) == [
-        "reward (line: mean, bands: middle 50% and 90%, dashed: validation)",
-        "reward/clip",
-        "largest |ratio − 1| (dashed: first step)",
-        "fraction outside the clip range",
-    ]
+        "reward", "reward term: clip", "largest |ratio − 1| (dashed: first step)", "clip fraction",
+    ]  # fmt: skip
     assert legend(drawn) == ["run (epoch 2)"]
+    assert legend(drawn, 1) == ["mean", "25% to 75% quantile", "5% to 95% quantile", "validation"]
+    assert notes(drawn) == ""
 
 
 def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
     runs = [write_records(tmp_path / name, epoch=EPOCHS) for name in "ab"]
-    heights = {
-        count: [
+    heights, named = {}, {}
+    for count in (1, 2, 3):
+        drawn = plot_run(*[*runs, runs[0]][:count])
+        heights[count] = [
             (band.get_label(), {y for _, y in band.get_paths()[0].vertices.tolist()})
-            for band in plot_run(*runs[:count]).axes[0].collections
+            for band in drawn.axes[0].collections
         ]
-        for count in (1, 2)
-    }
+        named[count] = legend(drawn, 1)
     middle, wide = ("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})
-    assert heights == {1: [middle, wide], 2: [middle, middle]}
+    assert heights == {1: [wide, middle], 2: [middle, middle], 3: []}
+    quantiles = ["25% to 75% quantile", "5% to 95% quantile"]
+    assert named == {1: ["mean", *quantiles], 2: ["mean", quantiles[0]], 3: ["mean"]}
+
+
+def test_two_bands_are_as_different_as_the_wide_one_and_the_background(tmp_path):
+    """In brightness, in the middle of each: on the left the epochs are 1 to 2, and the mean is 1 to 3."""
+    drawn = plot_run(write_records(tmp_path / "run", epoch=EPOCHS))
+    pixels = np.asarray(Image.open(io.BytesIO(drawn._repr_png_())))  # type: ignore[attr-defined]
+    axis = drawn.axes[0]
+    places = [axis.transData.transform((1.9, y)) for y in (1.1, -1.6, -3.02)]
+    inner, outer, around = (float(pixels[len(pixels) - round(y), round(x), 0]) for x, y in places)
+    assert around - outer > 20
+    assert outer - inner > 30
 
 
 @pytest.mark.parametrize("rest", ["", '{"kind": "epo', '{"kind": "epoch", "epoch": 3, "rewa'])
@@ -126,27 +148,43 @@ def test_missing_and_infinite_numbers_leave_gaps_and_no_panel_is_empty(tmp_path)
     assert x == [1, 2, 3, 4]
     assert [None if math.isnan(value) else value for value in y] == [1.0, None, 3.0, None]
     assert lines(drawn, "reward/late") == [([2], [2.0])]
-    assert titles(drawn)[1:] == ["reward/late"]
+    assert titles(drawn)[1:] == ["reward term: late"]
     drawn.savefig(tmp_path / "gaps.png")
 
 
-def test_zeros_share_a_panel_with_the_reason_if_an_epoch_has_one_optimizer_step(tmp_path):
+def test_measures_that_are_zero_in_every_epoch_are_named_in_a_line_below_the_panels(tmp_path):
     step = {"loss": 0.0, "max_ratio_error": 0.0, "clip_fraction": 0.0, "approx_kl": 0.0, "kl_reference": 0.0}
 
-    def panels(*steps: dict[str, Any]) -> dict[str, list[str]]:
-        drawn = plot_run(write_records(tmp_path, epoch=EPOCHS[:1], step=steps))
-        return {axis.get_title(): [text.get_text() for text in axis.texts] for axis in drawn.axes[2:]}
+    def drawn(*steps: dict[str, Any], **terms: float | None) -> tuple[list[str], str]:
+        rows = [{**row, **{f"reward/{name}": value for name, value in terms.items()}} for row in EPOCHS]
+        figure = plot_run(write_records(tmp_path, epoch=rows, step=[{"epoch": 1, **each} for each in steps]))
+        return titles(figure)[2:], notes(figure)
 
-    reason = ["0, because an epoch has\none optimizer step"]
     ratio, clip, kl, reference = figure.TITLES.values()
-    assert panels({"epoch": 1, **step}) == {"|ratio − 1|, clip fraction, approx. KL": reason, reference: []}
-    assert panels({"epoch": 1, **step, "clip_fraction": 0.5}) == {
-        "|ratio − 1|, approx. KL": reason, clip: [], reference: [],
-    }  # fmt: skip
-    others = {"clip_fraction": 0.5, "approx_kl": 0.5}
-    assert panels({"epoch": 1, **step, **others}) == {ratio: reason, clip: [], kl: [], reference: []}
-    two = [{"epoch": 1, **step}] * 2
-    assert panels(*two) == {ratio: [], clip: [], kl: [], reference: []}
+    error = "largest |ratio − 1|"
+    once = "0 in every epoch, because each has one optimizer step:"
+    zero = "0 in every epoch:"
+    kls = f"{kl}. {zero} {reference}."
+    assert drawn(step) == ([], f"{once} {error}, {clip}, {kls}")
+    assert drawn({**step, "clip_fraction": 0.5}) == ([clip], f"{once} {error}, {kls}")
+    assert drawn({**step, "kl_reference": 0.5}) == ([reference], f"{once} {error}, {clip}, {kl}.")
+    assert drawn(step, step) == ([], f"{zero} {error}, {clip}, {kl}, {reference}.")
+    assert drawn({**step, "first_replay_max_ratio_error": 1e-4}, step)[0] == [ratio]
+    others = {"max_ratio_error": 0.5, "approx_kl": 0.5, "kl_reference": None}
+    assert drawn({**step, **others}, {**step, **others}, none=0.0) == (
+        [ratio, kl], f"{zero} reward term: none, {clip}.",
+    )  # fmt: skip
+    assert drawn({**step, **others, "clip_fraction": None}, gone=None) == ([ratio, kl], "")
+
+
+@pytest.mark.parametrize("key", ["clip_fraction", "approx_kl"])
+def test_a_measure_that_is_zero_in_one_of_two_runs_or_not_always_finite_has_a_panel(tmp_path, key):
+    zero = write_records(tmp_path / "zero", epoch=EPOCHS, step=[{"epoch": 1, key: 0.0}])
+    other = write_records(tmp_path / "other", epoch=EPOCHS, step=[{"epoch": 1, key: 0.5}])
+    gaps = [{"epoch": 1, key: 0.0}, {"epoch": 2, key: None}]
+    for drawn in (plot_run(zero, other), plot_run(write_records(tmp_path / "gap", epoch=EPOCHS, step=gaps))):
+        assert titles(drawn)[2:] == [figure.TITLES[key]]
+        assert notes(drawn) == ""
 
 
 def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):
@@ -161,7 +199,7 @@ def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):
 def test_a_run_that_has_just_begun_is_drawn(tmp_path, epochs):
     older = [{"epoch": 1, "reward_mean": 1.0}][:epochs]
     drawn = plot_run(write_records(tmp_path / "run", epoch=older))
-    assert titles(drawn) == ["reward (line: mean)"]
+    assert titles(drawn) == ["reward"]
     assert lines(drawn, "reward_mean") == [([1], [1.0])][:epochs]
     assert legend(drawn) == [f"run (epoch {epochs})"]
     drawn.savefig(tmp_path / "begun.png")
@@ -177,47 +215,156 @@ def test_each_run_has_one_color_in_all_panels_and_a_name_that_tells_it_apart(tmp
     assert [name[-60:] for name in legend(drawn)] == [f"{folder} (epoch 2)"[-60:] for folder in runs]
 
 
-@pytest.mark.parametrize("name", ["_hidden", "$x^$", "a<b & c", "x" * 200])
-def test_any_name_of_a_folder_and_of_a_term_is_drawn_as_it_is(tmp_path, name):
+@pytest.mark.parametrize("name", ["_hidden", "$x^$", "a<b & c", "W" * 200])
+def test_any_name_of_a_folder_and_of_a_term_is_drawn_as_it_is_and_cut_if_it_is_long(tmp_path, name):
     row = {"epoch": 1, "reward_mean": 1.0, f"reward/{name}": 2.0}
     drawn = plot_run(write_records(tmp_path / name, epoch=[row]))
-    assert legend(drawn)[0][-30:] == f"{name} (epoch 1)"[-30:]
-    assert titles(drawn)[1] == f"reward/{name}"
-    drawn.savefig(tmp_path / "name.png")
-
-
-@pytest.mark.parametrize(("terms", "images"), [(1, 0), (1, 3), (2, 3), (3, 0), (4, 0)])
-def test_panels_below_the_reward_are_equally_wide_and_nothing_overlaps(tmp_path, terms, images):
-    """Also for an odd number of panels, whose last one leaves a cell free."""
-    rows = [
-        {"epoch": epoch, "reward_mean": 1.0}
-        | {f"reward/{n}": -1234.5 * 10.0 ** (-4 * n) * (1 + 0.001 * epoch) for n in range(terms)}
-        for epoch in (1, 2)
-    ]
-    run = write_records(tmp_path, epoch=rows)
-    if images:
-        write_grid(run, "epoch-000001", [0.5] * images)
-    drawn = plot_run(run)
     drawn.draw_without_rendering()
-    boxes = [axis.get_position() for axis in drawn.axes]
-    widths = {round(box.width, 6) for box in boxes[1 : terms + 1]}
-    assert len(widths) == 1
-    assert widths.pop() < boxes[0].width / 2
+    if len(name) < 200:
+        assert legend(drawn) == [f"{name} (epoch 1)"]
+        assert titles(drawn)[1] == f"reward term: {name}"
+    else:
+        assert re.fullmatch(r"…W{9,}W \(epoch 1\)", legend(drawn)[0])
+        assert re.fullmatch(r"reward term: W{9,}…", titles(drawn)[1])
+    assert drawn.axes[1].get_tightbbox().x1 <= 900
+    assert drawn.legends[0].get_tightbbox().x1 <= 900
+
+
+def test_the_rewards_of_the_evaluator_are_no_term_of_the_reward(tmp_path):
+    rows = [{**row, "reward/judge": 0.5} for row in EPOCHS]
+    assert titles(plot_run(write_records(tmp_path, epoch=rows)))[1:] == [
+        "reward term: clip",
+        "held-out evaluator",
+    ]
+
+
+def write_whole_run(
+    folder: Path, *, terms: int = 2, images: int = 8, epochs: int = 40, **changes: Any
+) -> Path:
+    """Write the records of a run with all measures, and two grids of images beside their inputs."""
+    numbers = range(1, epochs + 1)
+    rows = [
+        {"epoch": n, "reward_mean": n / 7, **QUANTILES}
+        | {f"reward/term {m}": -1234.5 * 10.0 ** (-4 * m) * (1 + 0.001 * n) for m in range(terms)}
+        for n in numbers
+    ]
+    step = {
+        "loss": 0.0,
+        "max_ratio_error": 0.01,
+        "clip_fraction": 0.3,
+        "approx_kl": 2e-5,
+        "kl_reference": 0.1,
+    }
+    first = {"first_replay_max_ratio_error": 1e-7}
+    steps = [{"epoch": n, **step, **each, **changes} for n in numbers for each in (first, {})]
+    run = write_records(folder, epoch=rows, step=steps)
+    for epoch in (1, epochs) if images else ():
+        captions = [text for n in range(images) for text in ("input", f"{n / 7:.4g} · an animal")]
+        write_grid(run, f"epoch-{epoch:06d}", [0.5] * len(captions), captions=captions)
+    return run
+
+
+@pytest.mark.parametrize(("terms", "images"), [(0, 0), (0, 8), (1, 1), (2, 3), (3, 8), (10, 8)])
+def test_panels_are_equally_wide_without_a_gap_and_nothing_overlaps(tmp_path, terms, images):
+    """The reward has the whole width if a cell would be empty otherwise."""
+    drawn = plot_run(write_whole_run(tmp_path, terms=terms, images=images))
+    drawn.draw_without_rendering()
+    panels = drawn.axes[: 1 + terms + 4]
+    boxes = [axis.get_position() for axis in panels]
+    widths = [round(box.width, 6) for box in boxes]
+    assert len(set(widths[1:])) == 1
+    assert (widths[0] > 2 * widths[1]) == (terms % 2 == 0)
+    assert (widths[0] == widths[1]) == (terms % 2 == 1)
+    assert round(boxes[-1].x1, 6) == round(boxes[0].x1, 6) or terms % 2 == 1  # the last row is full
+    assert len({round(box.height, 6) for box in boxes}) == 1
     outer = [axis.get_tightbbox() for axis in drawn.axes]
-    assert [box for box in outer if box.x0 < 0 or box.x1 > 900 or box.y0 < 0] == []
+    outer += [each.get_tightbbox() for each in (*drawn.legends, *drawn.texts)]
+    height = drawn.get_size_inches()[1] * drawn.dpi
+    assert [box for box in outer if box.x0 < 0 or box.x1 > 900 or box.y0 < 0 or box.y1 > height] == []
     for number, box in enumerate(outer):
         assert [other for other in outer[:number] if box.overlaps(other)] == []
 
 
+@pytest.mark.parametrize("prompts", [["an animal"], ["a fox in the snow at dawn", "two otters in a river"]])
 @pytest.mark.parametrize(
-    ("value", "label"),
+    ("changes", "panels"), [({}, 7), ({"kl_reference": None}, 6), ({"approx_kl": 0.0}, 6)]
+)
+def test_a_run_with_two_terms_and_images_fits_a_screen_with_text_of_nine_points(
+    tmp_path, changes, panels, prompts
+):
+    run = write_whole_run(tmp_path, images=0, **changes)
+    captions = [text for n in range(8) for text in ("input", f"{n} · {prompts[n % len(prompts)]}")]
+    for epoch in (1, 40):
+        write_grid(run, f"epoch-{epoch:06d}", [0.5] * 16, captions=captions)
+    drawn = plot_run(run)
+    assert len(drawn.axes) == panels + 2
+    assert drawn.get_size_inches()[1] * drawn.dpi <= 900.5
+    sizes = {text.get_fontsize() for text in drawn.findobj(Text) if text.get_text()}
+    assert min(sizes) >= 9
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "numbers"),
     [
-        (0.0, "0"), (-0.0, "0"), (0.30000000000000004, "0.3"), (-12.5, "−12.5"), (1234.5, "1234.5"),
-        (0.001, "0.001"), (0.000125, "1.25e−4"), (-1e-7, "−1e−7"), (2.5e7, "2.5e7"),
+        (1, 1, [1]), (0, 1, [0, 1]), (1, 2, [1, 2]), (1, 6, [1, 2, 3, 4, 5, 6]), (0, 6, [0, 2, 4, 6]),
+        (1, 7, [1, 2, 4, 6, 7]), (0, 48, [0, 10, 20, 30, 40, 48]), (0, 41, [0, 10, 20, 30, 41]),
+        (0, 400, [0, 100, 200, 300, 400]), (1, 2000, [1, 500, 1000, 1500, 2000]),
+        (1500, 2010, [1500, 1600, 1800, 2010]),
     ],
 )  # fmt: skip
-def test_numbers_of_ticks_are_short(value, label):
-    assert figure._short(value, 0) == label
+def test_ticks_are_the_first_the_last_and_round_epochs_between(first, last, numbers):
+    assert ticks.of_epochs(first, last) == numbers
+
+
+def test_all_panels_have_ticks_at_the_first_and_the_last_epoch(tmp_path):
+    run = write_whole_run(tmp_path, epochs=48)
+    write_records(
+        run, rest=(run / "metrics.jsonl").read_text(), validation=[{"epoch": 0, "validation_reward": 1.0}]
+    )
+    drawn = plot_run(run)
+    drawn.draw_without_rendering()
+    assert {tuple(axis.get_xticks()) for axis in drawn.axes[:7]} == {(0, 10, 20, 30, 40, 48)}
+    assert len({axis.get_xlim() for axis in drawn.axes[:7]}) == 1
+    labels = [[label.get_text() for label in axis.get_xticklabels()] for axis in drawn.axes[:7]]
+    numbered = ["0", "10", "20", "30", "40", "48"]
+    assert labels == [numbered, *[[""] * 6] * 4, numbered, numbered]  # of a column, below the last panel
+    assert [bool(axis.get_xlabel()) for axis in drawn.axes[:7]] == [any(each) for each in labels]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels", "unit"),
+    [
+        (0.07, 0.26, ["0.10", "0.15", "0.20", "0.25"], ""),
+        (0.0, 1.05, ["0.0", "0.5", "1.0"], ""),
+        (-0.05, 0.04, ["−0.05", "0.00"], ""),
+        (-23.0, 11.0, ["−20", "−10", "0", "10"], ""),
+        (0.0, 1.1e-4, ["0.0", "0.5", "1.0"], "in 1e−4"),
+        (0.0, 5e-7, ["0", "2", "4"], "in 1e−7"),
+        (-3.2e7, 1e6, ["−3", "−2", "−1", "0"], "in 1e7"),
+        (-1237.0, -1235.7, ["−1237.0", "−1236.5", "−1236.0"], ""),
+        (1234.5009, 1234.5051, ["0.000", "0.002"], "minus 1234.502"),
+        (1 - 1e-9, 1 + 1e-9, ["0", "1", "2"], "minus 0.999999999, in 1e−9"),
+    ],
+)  # fmt: skip
+def test_ticks_of_an_axis_have_equally_many_decimals(low, high, labels, unit):
+    positions, found, note = ticks.of_values(low, high)
+    assert found == labels
+    assert note == unit
+    assert len(positions) == len(labels)
+    assert all(low <= position <= high for position in positions)
+
+
+@pytest.mark.parametrize(
+    ("high", "labels"),
+    [
+        (3e-6, ["0", "1e−7", "1e−6"]), (4e-3, ["0", "1e−5", "1e−3"]), (0.5, ["0", "1e−4", "1e−1"]),
+        (20.0, ["0", "1e−5", "1e−2", "1e1"]), (1.5, ["0", "1e−3", "1"]),
+    ],
+)  # fmt: skip
+def test_ticks_of_the_ratio_are_powers_of_ten_with_room_between(high, labels):
+    positions, found = ticks.of_powers(high)
+    assert found == labels
+    assert positions == [float(label.replace("−", "-")) for label in labels]
 
 
 def captioned(drawn: Figure, title: str) -> list[str]:
@@ -247,24 +394,53 @@ def test_each_image_has_its_reward_and_prompt_below_it(tmp_path, count, inputs):
     for epoch in (1, 2):
         write_grid(run, f"epoch-{epoch:06d}", [0.5] * len(captions), captions=captions)
     drawn = plot_run(run)
-    what = "(input and result, reward and prompt below)" if inputs else "(reward and prompt below)"
-    assert titles(drawn)[2:] == [f"training images of epoch {epoch} {what}" for epoch in (1, 2)]
+    what = ("input and result, " if inputs else "") + "reward and prompt below"
+    what = f"({what})" if count > 1 else f"({what.replace(' and prompt', '')}), prompt: a fox"
+    assert titles(drawn)[2:] == [f"training images of epoch 1 {what}", "training images of epoch 2"]
     axis = drawn.axes[-1]
     drawn.draw_without_rendering()
     texts = {text: text.get_window_extent() for text in axis.texts}
     by_text = {text.get_text(): box for text, box in texts.items()}
+    count = min(count, 4) if inputs else count  # what a row has room for
     for n in range(count):
         assert f"{n + 0.12345:#.3g}" in by_text  # 0.123, 1.12, ...
-    is_broken = count == 8 and not inputs
-    assert ("an otter in the snow" in by_text) == (count > 1 and not is_broken)
+    assert ("an otter in the snow" in by_text) == (count > 1 and inputs)
     assert sum(text.startswith("xx") and text.endswith("x…") for text in by_text) == (count > 3)
-    assert ("$x^2$" in by_text) == (count == 8)
-    assert sum(text.endswith("…") and not text.startswith("xx") for text in by_text) == (count > 1)
+    assert ("$x^2$" in by_text) == (count > 4)
+    assert sum(text.endswith("…") and not text.startswith("xx") for text in by_text) == (
+        (count > 1) + (count == 8)
+    )
+    assert ("a fox" in by_text) == (count > 1)  # else it is in the title
     panel = axis.get_window_extent()
     for text, box in texts.items():
         assert panel.x0 - 1 <= box.x0 <= box.x1 <= panel.x1 + 1, text
         assert panel.y0 <= box.y0, text
         assert [other for other, place in texts.items() if other is not text and place.overlaps(box)] == []
+
+
+@pytest.mark.parametrize("later", ["an animal", "a bird"])
+def test_one_prompt_of_all_images_appears_once(tmp_path, later):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    for epoch, prompt in ((1, "an animal"), (2, later)):
+        write_grid(run, f"epoch-{epoch:06d}", [0.5] * 4, captions=[f"{n} · {prompt}" for n in range(4)])
+    drawn = plot_run(run)
+    about = "(reward below), prompt:"
+    assert titles(drawn)[2:] == [
+        f"training images of epoch 1 {about} an animal",
+        "training images of epoch 2" + ("" if later == "an animal" else f" {about} a bird"),
+    ]
+    assert captioned(drawn, "training images of epoch 2") == ["0.00", "1.00", "2.00", "3.00"]
+
+
+def test_a_long_prompt_of_all_images_is_cut(tmp_path):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    write_grid(run, "epoch-000001", [0.5] * 2, captions=[f"{n} · {LONG}" for n in range(2)])
+    drawn = plot_run(run)
+    drawn.draw_without_rendering()
+    title = titles(drawn)[-1]
+    assert title.startswith("training images of epoch 1 (reward below), prompt: a photograph of a")
+    assert title.endswith("…")
+    assert drawn.axes[-1].get_tightbbox().x1 <= 900
 
 
 def test_images_of_a_group_are_fewer_if_there_are_many_prompts(tmp_path):
@@ -281,7 +457,8 @@ def test_a_prompt_in_another_script_is_drawn_without_a_warning(tmp_path, recwarn
     write_grid(run, "epoch-000001", [0.5], captions=["0.5 · 狐 fox"])
     drawn = plot_run(run)
     drawn.savefig(tmp_path / "fox.png")
-    assert captioned(drawn, "training") == ["0.500|□ fox"]
+    assert captioned(drawn, "training") == ["0.500"]
+    assert titles(drawn)[-1].endswith("prompt: □ fox")
     assert [str(warning.message) for warning in recwarn if "font" in str(warning.message)] == []
 
 
@@ -301,7 +478,7 @@ def test_images_are_the_first_and_the_latest_of_validation_before_those_of_train
     for epoch in (1, 2, 10):
         write_grid(run, f"epoch-{epoch:06d}", [epoch / 10] * 2)
     drawn = plot_run(run)
-    assert titles(drawn)[1:] == [f"training images of epoch {epoch} (reward below)" for epoch in (1, 10)]
+    assert titles(drawn)[1:] == ["training images of epoch 1 (reward below)", "training images of epoch 10"]
     for axis, value in zip(drawn.axes[1:], (round(255 / 10), 255), strict=True):
         pixels = np.asarray(axis.get_images()[0].get_array())
         assert set(np.unique(pixels[pixels[..., 3] > 0][:, :3])) == {value}
@@ -309,7 +486,7 @@ def test_images_are_the_first_and_the_latest_of_validation_before_those_of_train
     assert titles(plot_run(run))[1:] == ["validation images of epoch 0 (reward below)"]
     write_grid(run, "validation-000000", [0.0, 1.0], captions=["input", "0.5 · a fox"])
     assert titles(plot_run(run))[1:] == [
-        "validation images of epoch 0 (input and result, reward and prompt below)"
+        "validation images of epoch 0 (input and result, reward below), prompt: a fox"
     ]
     assert titles(plot_run(run, run))[1:] == []  # of one run only
 
@@ -320,7 +497,7 @@ def test_images_are_the_first_and_the_latest_of_validation_before_those_of_train
         (32, False, range(8)),
         (3, False, range(3)),
         (10, False, range(8)),
-        (32, True, range(16)),
+        (32, True, range(8)),
         (6, True, range(6)),
     ],
 )
@@ -344,7 +521,7 @@ def test_a_grid_of_an_older_run_without_captions_is_shown_as_it_is(tmp_path):
     drawn = plot_run(run)
     assert titles(drawn)[-1] == "training images of epoch 1"
     height, width, _ = np.asarray(drawn.axes[-1].get_images()[0].get_array()).shape
-    assert (width, height) == (792, 198)  # eight columns and two rows
+    assert (width, height) == (868, 217)  # eight columns and two rows
 
 
 def test_the_command_writes_a_file_or_says_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -398,8 +575,8 @@ def test_a_run_draws_its_records_at_each_checkpoint(tmp_path, monkeypatch):
     held_out = [record["validation_reward"] for record in read_metrics(tmp_path / "run", "validation")]
     assert lines(drawn[-1], "validation_reward") == [([0, 1, 2], held_out)]
     assert titles(drawn[-1])[-2:] == [
-        f"validation images of epoch {epoch} (input and result, reward below)" for epoch in (0, 2)
-    ]
+        "validation images of epoch 0 (input and result, reward below)", "validation images of epoch 2",
+    ]  # fmt: skip
     assert Image.open(tmp_path / "run" / "plot.png").width == 900
 
 

@@ -14,33 +14,42 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from ddpo_lessons.training import grids
-from ddpo_lessons.training.grids import DPI
+from ddpo_lessons.training import grids, ticks
+from ddpo_lessons.training.grids import DPI, LINE, TITLE
 from ddpo_lessons.training.runlog import METRICS, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# In pixels; at DPI pixels per inch, a phone still shows the letters.
-PIXELS, LEFT, WIDTH = 900, 90, 792  # widths of the figure, of the labels beside an axis, and of the panels
-LETTERS = 7  # that fit beside an axis
-HEAD, LEGEND, PANEL, BELOW, TITLE, MARGIN = 62, 25, 188, 94, 34, 8  # heights
+# In pixels; at DPI pixels per inch, a phone still shows the letters. A run with two reward terms, four
+# measures and images is about HEIGHT high, so that a screen shows all of it.
+PIXELS, HEIGHT, EDGE = 900, 900, 16  # of the figure, and on its left and right
+WIDTH = PIXELS - 2 * EDGE  # of two panels, and of the images
+LEFT, RIGHT, GUTTER = 74, 10, 16  # beside the axes of a panel, for numbers, and between two panels
+LOW, TALL = 80, 150  # height of axes, at least and at most
+KEY, NUMBERS, BELOW = 23, 28, 10  # heights of a line of a legend, and below panels with epochs or without
 # The same figure whatever the user has set; the place of titles is given, for to find it takes time.
-SIZES = {"axes.titley": 1.03, "xtick.labelsize": 9, "ytick.labelsize": 9}
+SIZES = {
+    "axes.titley": 1, "axes.titlesize": grids.HEADING, "axes.labelsize": grids.POINTS, "axes.labelpad": 0,
+    "xtick.labelsize": grids.POINTS, "ytick.labelsize": grids.POINTS, "legend.fontsize": grids.POINTS,
+}  # fmt: skip
 STYLE: list[Any] = ["default", "ddpo_lessons.lessons.lesson", SIZES]
 REWARD, RATIO = "reward_mean", "max_ratio_error"
+TERM, EVALUATOR = "reward/", "reward/judge"
 TITLES = {  # of the panels below those of the reward and its terms
     RATIO: "largest |ratio − 1| (dashed: first step)",
-    "clip_fraction": "fraction outside the clip range",
-    "approx_kl": "KL to the policy that sampled",
-    "kl_reference": "KL to the policy before training",
+    "clip_fraction": "clip fraction",
+    "approx_kl": "KL to the sampling policy",
+    "kl_reference": "KL to the reference policy",
 }
-# In the title of the one panel of those that are 0 because an epoch has one optimizer step.
-ZEROS = {RATIO: "|ratio − 1|", "clip_fraction": "clip fraction", "approx_kl": "approx. KL"}
+NO_UPDATE = (RATIO, "clip_fraction", "approx_kl")  # 0 before the first optimizer step of an epoch
 DASHED = {REWARD: "validation_reward", RATIO: "first_replay_max_ratio_error"}  # in the same panel
 STEPS = "optimizer_steps"  # of an epoch
-BANDS = (("reward_q25", "reward_q75"), ("reward_q05", "reward_q95"))
+BANDS = {  # and their opacity; the wide one is below the other
+    ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
+    ("reward_q05", "reward_q95"): ("5% to 95% quantile", 0.16),
+}
 
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
 
@@ -62,28 +71,22 @@ def plot_run(*folders: str | Path) -> Figure:
 
     paths = [Path(folder) for folder in folders]
     runs = [_read(path) for path in paths]
-    sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
-    terms = dict.fromkeys(key for run in runs for key in run if key.startswith("reward/"))
+    terms = sorted(_keys(runs, TERM), key=lambda key: key == EVALUATOR)
+    keys = [key for key in (*terms, *TITLES) if _has(runs, key)]
+    zeros = [key for key in keys if _is_zero(runs, key)]
+    epochs = [epoch for run in runs for column in run.values() for epoch in column] or [1]
+    marks = ticks.of_epochs(min(epochs), max(epochs))
     with style.context(STYLE):
-        keys = [key for key in (*terms, *TITLES) if _has(runs, key)]
-        zeros = [key for key in keys if key in ZEROS and _is_always_zero(runs, key)]
-        figure, axes = _lay_out([key for key in keys if key not in zeros[1:]], sheets, len(runs))
+        page = _Page([REWARD, *(key for key in keys if key not in zeros)], len(runs), _note(runs, zeros))
+        sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
+        figure, axes = page.lay_out(sheets, marks)
         colors = _colors(len(runs))
-        bands = BANDS[: max(0, 3 - len(runs))]  # those of many runs would hide each other
-        last = max((epoch for run in runs for column in run.values() for epoch in column), default=1)
+        bands = [band for band in list(BANDS)[: max(0, 3 - len(runs))] if _has(runs, band[0])]
         for key, axis in axes.items():
             for run, color in zip(runs, colors, strict=True):
-                _draw(axis, run, key, color, bands)
-            axis.set_xlim(min(axis.dataLim.x0, 1) - 0.5, last + 0.5)
-            if key in TITLES:
-                axis.set_ylim(bottom=0)
-            if key in zeros:
-                _explain_zeros(axis, zeros)
-            letters = max((len(_short(tick)) for tick in axis.get_yticks()), default=0)
-            if letters > LETTERS:
-                axis.tick_params("y", labelsize=SIZES["ytick.labelsize"] * LETTERS / letters)
-        axes[REWARD].set_title(_reward_title(runs, len(bands)))
-        _legend(figure, paths, runs, colors)
+                _draw(axis, run, key, color, bands[::-1])
+            _scale(axis, key)
+        _legends(figure, paths, runs, colors, bands)
     figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows it, also without pyplot
     return figure
 
@@ -137,61 +140,108 @@ def _summary(key: str, values: Sequence[float]) -> float:
     return max(finite) if key.startswith("max") else statistics.fmean(finite)
 
 
+def _keys(runs: Sequence[Columns], start: str) -> list[str]:
+    return list(dict.fromkeys(key for run in runs for key in run if key.startswith(start)))
+
+
 def _has(runs: Sequence[Columns], key: str) -> bool:
     return any(math.isfinite(value) for run in runs for value in run.get(key, {}).values())
 
 
+def _is_zero(runs: Sequence[Columns], key: str) -> bool:
+    """Return whether a measure is 0 in every epoch; NaN is not."""
+    return not any(
+        value for run in runs for name in (key, DASHED.get(key, "")) for value in run.get(name, {}).values()
+    )
+
+
+# -------------------------------------------------------------------------------------------- words
+def _title(key: str) -> str:
+    if key == REWARD:
+        return "reward"
+    if key == EVALUATOR:
+        return "held-out evaluator"
+    return TITLES.get(key) or f"reward term: {key.removeprefix(TERM)}"
+
+
+def _note(runs: Sequence[Columns], zeros: Sequence[str]) -> str:
+    """Name the measures that are 0 in every epoch, with the reason if it is known."""
+    is_one_step = {count for run in runs for count in run[STEPS].values()} == {1}
+    known = [key for key in zeros if is_one_step and key in NO_UPDATE]
+    parts = [
+        f"0 in every epoch{why}: {', '.join(_title(key).partition(' (')[0] for key in group)}."
+        for why, group in (
+            (", because each has one optimizer step", known),
+            ("", [key for key in zeros if key not in known]),
+        )
+        if group
+    ]
+    return " ".join(parts)
+
+
+# ------------------------------------------------------------------------------------------- layout
+class _Page:
+    """The places of panels, two per row, and of what is above and below them.
+
+    The reward has a row of its own if a cell would be empty otherwise.
+    """
+
+    def __init__(self, keys: Sequence[str], runs: int, note: str) -> None:
+        self.is_wide = len(keys) % 2 == 1
+        first = 1 if self.is_wide else 2
+        self.rows = [keys[:first], *(keys[n : n + 2] for n in range(first, len(keys), 2))]
+        self.lines = grids.wrap(note, WIDTH, len(note))
+        self.head = KEY * (runs + 1) + EDGE // 2
+        self.below = [NUMBERS if self._has_numbers(n) else BELOW for n in range(len(self.rows))]
+        notes = LINE * len(self.lines) + (BELOW if self.lines else 0)
+        self.fixed = self.head + TITLE * len(self.rows) + sum(self.below) + notes  # all but axes and images
+
+    def _has_numbers(self, row: int) -> bool:
+        return row == len(self.rows) - 1 or (row == 0 and self.is_wide)
+
+    def lay_out(self, sheets: Sequence[grids.Sheet], marks: Sequence[int]) -> tuple[Figure, dict[str, Axes]]:
+        """Make the figure with its images, and return it with the axes of the panels."""
+        from matplotlib.figure import Figure
+
+        images = sum(TITLE + sheet.image.height for sheet in sheets)
+        tall = min(TALL, max(LOW, (HEIGHT - self.fixed - images) // len(self.rows)))
+        height = self.fixed + tall * len(self.rows) + images
+        figure = Figure(figsize=(PIXELS / DPI, height / DPI), dpi=DPI)
+        figure.set_layout_engine("none")
+
+        def add(left: float, top: float, width: float, tall: float) -> Axes:
+            return figure.add_axes((left / PIXELS, 1 - (top + tall) / height, width / PIXELS, tall / height))
+
+        axes: dict[str, Axes] = {}
+        top = self.head
+        for number, row in enumerate(self.rows):
+            cell = WIDTH if row == [REWARD] else (WIDTH - GUTTER) / 2
+            for column, key in enumerate(row):
+                left = EDGE + column * (cell + GUTTER) + LEFT
+                axes[key] = add(left, top + TITLE, cell - LEFT - RIGHT, tall)
+                _mark_epochs(axes[key], marks, self._has_numbers(number))
+            top += TITLE + tall + self.below[number]
+        for line in self.lines:
+            top += LINE
+            figure.text(EDGE / PIXELS, 1 - top / height, line, font=grids.font(), parse_math=False)
+        top += BELOW if self.lines else 0
+        for sheet in sheets:
+            _show(add(EDGE, top + TITLE, sheet.image.width, sheet.image.height), sheet)
+            top += TITLE + sheet.image.height
+        return figure, axes
+
+
 # ------------------------------------------------------------------------------------------ drawing
-def _lay_out(keys: Sequence[str], sheets: Sequence[grids.Sheet], lines: int) -> tuple[Any, dict[str, Axes]]:
-    """Make the figure with its images; return the axes, with the reward on top and two per row below."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+def _mark_epochs(axis: Axes, marks: Sequence[int], has_numbers: bool) -> None:
+    """Set the ticks of the epochs, and name them if this is the lowest panel with these ticks."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator
 
-    rows = [[REWARD], *(keys[n : n + 2] for n in range(0, len(keys), 2))]
-    head = HEAD + LEGEND * lines
-    images = sum(TITLE + sheet.image.height for sheet in sheets)
-    height = head + len(rows) * (PANEL + BELOW) + images - (TITLE - MARGIN)  # the last row has no title below
-    figure = Figure(figsize=(PIXELS / DPI, height / DPI), dpi=DPI)
-    figure.set_layout_engine("none")
-
-    def add(left: float, top: float, width: float, tall: float) -> Axes:
-        return figure.add_axes((left / PIXELS, 1 - (top + tall) / height, width / PIXELS, tall / height))
-
-    axes: dict[str, Axes] = {}
-    for n, row in enumerate(rows):
-        width = WIDTH if row == [REWARD] else (WIDTH - LEFT) / 2
-        for column, key in enumerate(row):
-            axes[key] = add(LEFT + column * (width + LEFT), head + n * (PANEL + BELOW), width, PANEL)
-    top = head + len(rows) * (PANEL + BELOW)
-    for sheet in sheets:
-        axis = add(LEFT, top, sheet.image.width, sheet.image.height)
-        axis.imshow(sheet.image, aspect="auto", interpolation="nearest")
-        axis.set_axis_off()
-        axis.set_title(sheet.title, loc="left", y=1 + MARGIN / sheet.image.height)
-        for x, y, line in sheet.lines:
-            axis.text(x, y, line, ha="center", va="baseline", font=grids.font(), parse_math=False)
-        top += TITLE + sheet.image.height
-    for key, axis in axes.items():
-        # The places of title (in STYLE) and label are given: to find them takes half of the time.
-        axis.set_title(TITLES.get(key, key), parse_math=False)
-        axis.set_xlabel("epoch")
-        axis.xaxis.set_label_coords(0.5, -0.17)
-        epochs = MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10], min_n_ticks=1)
-        axis.xaxis.set_major_locator(epochs)
-        axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        if key == RATIO:
-            axis.set_yscale("symlog", linthresh=1e-7)
-        axis.yaxis.set_major_formatter(_short)
-        axis.grid(alpha=0.25)
-    return figure, axes
-
-
-def _short(value: float, position: float = 0) -> str:
-    """Write the number of a tick in few letters: 0, 0.25, −12.5, 2.5e−7."""
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return grids.shorten(f"{value + 0.0:.6g}")
-    mantissa, exponent = f"{value:.5e}".split("e")
-    return grids.shorten(f"{float(mantissa):g}e{exponent}")
+    axis.set_xlim(marks[0] - 0.5, marks[-1] + 0.5)
+    axis.xaxis.set_major_locator(FixedLocator(marks))
+    axis.xaxis.set_major_formatter(FixedFormatter([str(mark) for mark in marks] if has_numbers else []))
+    if has_numbers:  # its place is given: to find it takes half of the time
+        axis.set_xlabel("epoch", ha="right", va="top")
+        axis.xaxis.set_label_coords(-14 / axis.bbox.width, -11 / axis.bbox.height)
 
 
 def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[str, str]]) -> None:
@@ -204,33 +254,40 @@ def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[
     for low, high in bands if key == REWARD else ():
         if low in run and high in run:
             bottom, top = ([run[name].get(epoch, math.nan) for epoch in run[key]] for name in (low, high))
-            axis.fill_between(list(run[key]), bottom, top, color=color, alpha=0.15, lw=0, label=low)
+            opacity = BANDS[low, high][1]
+            axis.fill_between(list(run[key]), bottom, top, color=color, alpha=opacity, lw=0, label=low)
 
 
-def _is_always_zero(runs: Sequence[Columns], key: str) -> bool:
-    """Tell whether a measure is 0 because the epochs have one optimizer step each."""
-    steps = {count for run in runs for count in run[STEPS].values()}
-    return steps == {1} and not any(value for run in runs for value in run.get(key, {}).values())
+def _scale(axis: Axes, key: str) -> None:
+    """Set the ticks of the values, and the title with their unit."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    if key in TITLES:
+        axis.set_ylim(bottom=0)
+    low, high = axis.get_ylim()
+    unit = ""
+    if key == RATIO and high > 1e-6:
+        axis.set_yscale("symlog", linthresh=1e-7)
+        axis.yaxis.set_minor_locator(NullLocator())
+        positions, labels = ticks.of_powers(high)
+    else:
+        positions, labels, unit = ticks.of_values(low, high)
+    axis.yaxis.set_major_locator(FixedLocator(positions))
+    axis.yaxis.set_major_formatter(FixedFormatter(labels))
+    axis.grid(alpha=0.25)
+    unit = f", {unit}" if unit else ""
+    room = LEFT + axis.bbox.width - grids.measure(unit, grids.HEADING)
+    title = grids.cut(grids.drawable(_title(key)), room, grids.HEADING) + unit
+    axis.set_title(title, loc="left", x=-LEFT / axis.bbox.width, parse_math=False)
 
 
-def _explain_zeros(axis: Axes, zeros: Sequence[str]) -> None:
-    """Write the reason into the panel of the measures that are always 0."""
-    axis.set(yscale="linear", ylim=(0, 1), yticks=[0])
-    if len(zeros) > 1:
-        axis.set_title(", ".join(ZEROS[key] for key in zeros))
-    axis.text(
-        0.5, 0.5, "0, because an epoch has\none optimizer step", ha="center", va="center",
-        transform=axis.transAxes,
-    )  # fmt: skip
-
-
-def _reward_title(runs: Sequence[Columns], bands: int) -> str:
-    parts = ["reward (line: mean"]
-    if bands and _has(runs, BANDS[0][0]):
-        parts.append("band: middle 50%" if bands == 1 else "bands: middle 50% and 90%")
-    if _has(runs, DASHED[REWARD]):
-        parts.append("dashed: validation")
-    return ", ".join(parts) + ")"
+def _show(axis: Axes, sheet: grids.Sheet) -> None:
+    """Show images with the text below them."""
+    axis.imshow(sheet.image, aspect="auto", interpolation="nearest")
+    axis.set_axis_off()
+    axis.set_title(sheet.title, loc="left", parse_math=False)
+    for x, y, line in sheet.lines:
+        axis.text(x, y, line, ha="center", va="baseline", font=grids.font(), parse_math=False)
 
 
 def _colors(count: int) -> list[str]:
@@ -242,16 +299,46 @@ def _colors(count: int) -> list[str]:
     return palette[:count] if count <= len(palette) else [to_hex(many(n)) for n in range(count)]
 
 
-def _legend(figure: Figure, folders: Sequence[Path], runs: Sequence[Columns], colors: Sequence[str]) -> None:
-    """Label the runs with their folders, or with their paths if two folders have the same name."""
+def _legends(
+    figure: Figure,
+    folders: Sequence[Path],
+    runs: Sequence[Columns],
+    colors: Sequence[str],
+    bands: Sequence[tuple[str, str]],
+) -> None:
+    """Name the runs by their folders, or by paths if two folders have one name; name lines and bands."""
+    import matplotlib
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    handles = [Line2D([], [], color=color, linewidth=3, label="run") for color in colors]
-    legend = figure.legend(handles=handles, loc="upper left")
-    for text, name, run in zip(legend.get_texts(), names, runs, strict=True):
-        short = name if len(name) < 70 else f"…{name[-69:]}"
-        epoch = max(run.get(REWARD, ()), default=0)
-        text.set(text=f"{short} (epoch {epoch})", parse_math=False)  # as a label it might not begin with _
+    top = EDGE // 2
+    height = figure.bbox.height
+
+    def add(handles: Sequence[Any], texts: Sequence[str], columns: int) -> None:
+        place = EDGE / PIXELS, 1 - top / height
+        legend = figure.legend(
+            handles=handles, loc="upper left", ncols=columns, bbox_to_anchor=place, borderaxespad=0,
+            borderpad=0.25,
+        )  # fmt: skip
+        for text, name in zip(legend.get_texts(), texts, strict=True):
+            text.set(text=name, parse_math=False)  # as a label it might not begin with _
+
+    lines = [Line2D([], [], color=color, linewidth=3, label="run") for color in colors]
+    labels = []
+    for name, run in zip(names, runs, strict=True):
+        epoch = f" (epoch {max(run.get(REWARD, ()), default=0)})"
+        labels.append(grids.cut(grids.drawable(name), 700, grids.POINTS, keep_end=True) + epoch)
+    add(lines, labels, 1)
+
+    color = colors[0] if len(runs) == 1 else matplotlib.rcParams["text.color"]
+    looks: dict[str, Any] = {"mean": Line2D([], [], color=color, marker=".", ms=4, lw=1.5)}
+    for n, band in enumerate(bands):
+        clear = math.prod(1 - BANDS[each][1] for each in bands[n:])  # a band is above those that are wider
+        looks[BANDS[band][0]] = Patch(facecolor=color, alpha=1 - clear, lw=0)
+    if _has(runs, DASHED[REWARD]):
+        looks["validation"] = Line2D([], [], color=color, ls="--", marker="o", ms=4, lw=1.5, mfc="white")
+    top += KEY * len(runs)
+    add(list(looks.values()), list(looks), len(looks))
