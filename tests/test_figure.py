@@ -117,6 +117,12 @@ def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
     assert named == {1: ["mean", *quantiles], 2: ["mean", quantiles[0]], 3: ["mean"]}
 
 
+def test_the_bands_of_one_epoch_are_bars(tmp_path):
+    drawn = plot_run(write_records(tmp_path / "run", epoch=EPOCHS[:1]))
+    sizes = [np.ptp(band.get_paths()[0].vertices, axis=0).tolist() for band in drawn.axes[0].collections]
+    assert sizes == [[pytest.approx(0.2), 7.0], [pytest.approx(0.2), 2.0]]
+
+
 def test_two_bands_are_as_different_as_the_wide_one_and_the_background(tmp_path):
     """In brightness, in the middle of each: on the left the epochs are 1 to 2, and the mean is 1 to 3."""
     drawn = plot_run(write_records(tmp_path / "run", epoch=EPOCHS))
@@ -160,8 +166,7 @@ def test_measures_that_are_zero_in_every_epoch_are_named_in_a_line_below_the_pan
         figure = plot_run(write_records(tmp_path, epoch=rows, step=[{"epoch": 1, **each} for each in steps]))
         return titles(figure)[2:], notes(figure)
 
-    ratio, clip, kl, reference = figure.TITLES.values()
-    error = "largest |ratio − 1|"
+    error, clip, kl, reference = figure.TITLES.values()
     once = "0 in every epoch, because each has one optimizer step:"
     zero = "0 in every epoch:"
     kls = f"{kl}. {zero} {reference}."
@@ -169,12 +174,12 @@ def test_measures_that_are_zero_in_every_epoch_are_named_in_a_line_below_the_pan
     assert drawn({**step, "clip_fraction": 0.5}) == ([clip], f"{once} {error}, {kls}")
     assert drawn({**step, "kl_reference": 0.5}) == ([reference], f"{once} {error}, {clip}, {kl}.")
     assert drawn(step, step) == ([], f"{zero} {error}, {clip}, {kl}, {reference}.")
-    assert drawn({**step, "first_replay_max_ratio_error": 1e-4}, step)[0] == [ratio]
+    assert drawn({**step, "first_replay_max_ratio_error": 1e-4}, step)[0] == [f"{error} (dashed: first step)"]
     others = {"max_ratio_error": 0.5, "approx_kl": 0.5, "kl_reference": None}
     assert drawn({**step, **others}, {**step, **others}, none=0.0) == (
-        [ratio, kl], f"{zero} reward term: none, {clip}.",
+        [error, kl], f"{zero} reward term: none, {clip}.",
     )  # fmt: skip
-    assert drawn({**step, **others, "clip_fraction": None}, gone=None) == ([ratio, kl], "")
+    assert drawn({**step, **others, "clip_fraction": None}, gone=None) == ([error, kl], "")
 
 
 @pytest.mark.parametrize("key", ["clip_fraction", "approx_kl"])

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 PIXELS, HEIGHT, EDGE = 900, 900, 16  # of the figure, and on its left and right
 WIDTH = PIXELS - 2 * EDGE  # of two panels, and of the images
 LEFT, RIGHT, GUTTER = 74, 10, 16  # beside the axes of a panel, for numbers, and between two panels
-LOW, TALL = 80, 150  # height of axes, at least and at most
-KEY, NUMBERS, BELOW = 23, 28, 10  # heights of a line of a legend, and below panels with epochs or without
-# The same figure whatever the user has set; the place of titles is given, for to find it takes time.
+LOW, TALL = 79, 150  # height of axes, at least and at most
+KEY, NUMBERS, BELOW = 23, 30, 10  # heights of a line of a legend, and below panels with epochs or without
+# The same figure whatever the user has set; the place of titles is given, because finding it takes time.
 SIZES = {
     "axes.titley": 1, "axes.titlesize": grids.HEADING, "axes.labelsize": grids.POINTS, "axes.labelpad": 0,
     "xtick.labelsize": grids.POINTS, "ytick.labelsize": grids.POINTS, "legend.fontsize": grids.POINTS,
@@ -38,13 +38,14 @@ STYLE: list[Any] = ["default", "ddpo_lessons.lessons.lesson", SIZES]
 REWARD, RATIO = "reward_mean", "max_ratio_error"
 TERM, EVALUATOR = "reward/", "reward/judge"
 TITLES = {  # of the panels below those of the reward and its terms
-    RATIO: "largest |ratio − 1| (dashed: first step)",
+    RATIO: "largest |ratio − 1|",
     "clip_fraction": "clip fraction",
     "approx_kl": "KL to the sampling policy",
     "kl_reference": "KL to the reference policy",
 }
 NO_UPDATE = (RATIO, "clip_fraction", "approx_kl")  # 0 before the first optimizer step of an epoch
 DASHED = {REWARD: "validation_reward", RATIO: "first_replay_max_ratio_error"}  # in the same panel
+FIRST_STEP = " (dashed: first step)"
 STEPS = "optimizer_steps"  # of an epoch
 BANDS = {  # and their opacity; the wide one is below the other
     ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
@@ -58,9 +59,10 @@ def plot_run(*folders: str | Path) -> Figure:
     """Plot the records of one or several runs over their epochs, and for a single run some of its images.
 
     The panels show the reward (mean, quantiles, validation), the mean of each reward term, the error of the
-    ratio, the clip fraction and the KL, as far as they were recorded. Each run has one color. Below each of
-    the first and latest images are its reward and prompt. A run need not be finished. Raises ValueError if a
-    folder is not that of a run, or a record is damaged.
+    ratio, the clip fraction and the KL, as far as they were recorded; a line below them names those that are
+    0 in every epoch. Each run has one color. The first and latest images stand above their rewards and
+    prompts; a prompt that is the same for all is in the title. A run need not be finished. Raises ValueError
+    if a folder is not that of a run, or a record is damaged.
 
         plot_run("runs/edit")  # as the last expression of a cell: shows the figure
         plot_run("runs/a", "runs/b").savefig("both.png")
@@ -85,7 +87,7 @@ def plot_run(*folders: str | Path) -> Figure:
         for key, axis in axes.items():
             for run, color in zip(runs, colors, strict=True):
                 _draw(axis, run, key, color, bands[::-1])
-            _scale(axis, key)
+            _scale(axis, key, _title(key) + (FIRST_STEP if key == RATIO and _has(runs, DASHED[key]) else ""))
         _legends(figure, paths, runs, colors, bands)
     figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows it, also without pyplot
     return figure
@@ -169,7 +171,7 @@ def _note(runs: Sequence[Columns], zeros: Sequence[str]) -> str:
     is_one_step = {count for run in runs for count in run[STEPS].values()} == {1}
     known = [key for key in zeros if is_one_step and key in NO_UPDATE]
     parts = [
-        f"0 in every epoch{why}: {', '.join(_title(key).partition(' (')[0] for key in group)}."
+        f"0 in every epoch{why}: {', '.join(_title(key) for key in group)}."
         for why, group in (
             (", because each has one optimizer step", known),
             ("", [key for key in zeros if key not in known]),
@@ -239,7 +241,7 @@ def _mark_epochs(axis: Axes, marks: Sequence[int], has_numbers: bool) -> None:
     axis.set_xlim(marks[0] - 0.5, marks[-1] + 0.5)
     axis.xaxis.set_major_locator(FixedLocator(marks))
     axis.xaxis.set_major_formatter(FixedFormatter([str(mark) for mark in marks] if has_numbers else []))
-    if has_numbers:  # its place is given: to find it takes half of the time
+    if has_numbers:  # its place is given, because finding it takes half of the time
         axis.set_xlabel("epoch", ha="right", va="top")
         axis.xaxis.set_label_coords(-14 / axis.bbox.width, -11 / axis.bbox.height)
 
@@ -253,13 +255,15 @@ def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[
             axis.plot(x, y, look, color=color, label=name, lw=width, ms=size, mfc=hollow, clip_on=False)
     for low, high in bands if key == REWARD else ():
         if low in run and high in run:
-            bottom, top = ([run[name].get(epoch, math.nan) for epoch in run[key]] for name in (low, high))
-            opacity = BANDS[low, high][1]
-            axis.fill_between(list(run[key]), bottom, top, color=color, alpha=opacity, lw=0, label=low)
+            x = list(run[key])
+            bottom, top = ([run[name].get(epoch, math.nan) for epoch in x] for name in (low, high))
+            if len(x) == 1:  # as a bar
+                x, bottom, top = [x[0] - 0.1, x[0] + 0.1], bottom * 2, top * 2
+            axis.fill_between(x, bottom, top, color=color, alpha=BANDS[low, high][1], lw=0, label=low)
 
 
-def _scale(axis: Axes, key: str) -> None:
-    """Set the ticks of the values, and the title with their unit."""
+def _scale(axis: Axes, key: str, title: str) -> None:
+    """Set the ticks of the values, and the title followed by their unit."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     if key in TITLES:
@@ -269,6 +273,7 @@ def _scale(axis: Axes, key: str) -> None:
     if key == RATIO and high > 1e-6:
         axis.set_yscale("symlog", linthresh=1e-7)
         axis.yaxis.set_minor_locator(NullLocator())
+        axis.set_ylim(0, 3 * high)
         positions, labels = ticks.of_powers(high)
     else:
         positions, labels, unit = ticks.of_values(low, high)
@@ -277,8 +282,8 @@ def _scale(axis: Axes, key: str) -> None:
     axis.grid(alpha=0.25)
     unit = f", {unit}" if unit else ""
     room = LEFT + axis.bbox.width - grids.measure(unit, grids.HEADING)
-    title = grids.cut(grids.drawable(_title(key)), room, grids.HEADING) + unit
-    axis.set_title(title, loc="left", x=-LEFT / axis.bbox.width, parse_math=False)
+    short = grids.cut(grids.drawable(title), room, grids.HEADING)
+    axis.set_title(short + unit, loc="left", x=-LEFT / axis.bbox.width, parse_math=False)
 
 
 def _show(axis: Axes, sheet: grids.Sheet) -> None:
@@ -321,7 +326,7 @@ def _legends(
         place = EDGE / PIXELS, 1 - top / height
         legend = figure.legend(
             handles=handles, loc="upper left", ncols=columns, bbox_to_anchor=place, borderaxespad=0,
-            borderpad=0.25,
+            borderpad=0.25, labelspacing=0.6,
         )  # fmt: skip
         for text, name in zip(legend.get_texts(), texts, strict=True):
             text.set(text=name, parse_math=False)  # as a label it might not begin with _

@@ -151,10 +151,9 @@ def wrap(text: str, width: int, most: int = LINES) -> list[str]:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
-    shown = lines[:most]
     if len(lines) > most:
-        shown[-1] += "…"
-    return [cut(line, width) for line in shown]
+        lines[most - 1 :] = [" ".join(lines[most - 1 :])]
+    return [cut(line, width) for line in lines]
 
 
 def cut(line: str, width: float, points: float = POINTS, keep_end: bool = False) -> str:
