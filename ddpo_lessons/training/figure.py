@@ -201,7 +201,7 @@ class _Page:
     def _has_numbers(self, row: int) -> bool:
         return row == len(self.rows) - 1 or (row == 0 and self.is_wide)
 
-    def lay_out(self, sheets: Sequence[grids.Sheet], marks: Sequence[int]) -> tuple[Figure, dict[str, Axes]]:
+    def lay_out(self, sheets: Sequence[grids.Sheet], marks: Sequence[int]) -> tuple[Any, dict[str, Axes]]:
         """Make the figure with its images, and return it with the axes of the panels."""
         from matplotlib.figure import Figure
 
@@ -255,11 +255,12 @@ def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[
             axis.plot(x, y, look, color=color, label=name, lw=width, ms=size, mfc=hollow, clip_on=False)
     for low, high in bands if key == REWARD else ():
         if low in run and high in run:
-            x = list(run[key])
-            bottom, top = ([run[name].get(epoch, math.nan) for epoch in x] for name in (low, high))
-            if len(x) == 1:  # as a bar
-                x, bottom, top = [x[0] - 0.1, x[0] + 0.1], bottom * 2, top * 2
-            axis.fill_between(x, bottom, top, color=color, alpha=BANDS[low, high][1], lw=0, label=low)
+            places: list[float] = list(run[key])
+            bottom, top = ([run[name].get(epoch, math.nan) for epoch in run[key]] for name in (low, high))
+            if len(places) == 1:  # as a bar
+                places, bottom, top = [places[0] - 0.1, places[0] + 0.1], bottom * 2, top * 2
+            opacity = BANDS[low, high][1]
+            axis.fill_between(places, bottom, top, color=color, alpha=opacity, lw=0, label=low)
 
 
 def _scale(axis: Axes, key: str, title: str) -> None:

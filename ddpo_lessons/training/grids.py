@@ -174,29 +174,28 @@ def _keep(line: str, letters: int, at_end: bool) -> str:
 
 def measure(text: str, points: float = POINTS) -> float:
     """Return the width of a line in pixels, as it is drawn."""
-    from matplotlib.backends.backend_agg import get_hinting_flag
-
-    face = _face()
-    face.set_size(points, DPI)
-    face.set_text(text, 0.0, flags=get_hinting_flag())
-    return float(face.get_width_height()[0]) / 64
+    width, _, _ = _renderer().get_text_width_height_descent(text, font(points), ismath=False)
+    return float(width)
 
 
 def drawable(text: str) -> str:
     """Replace characters that the font lacks by boxes, because matplotlib would warn of each."""
-    face = _face()
+    from matplotlib.font_manager import findfont, get_font
+
+    face = get_font(findfont(font()))
     return "".join(c if c.isspace() or face.get_char_index(ord(c)) else "□" for c in text)
 
 
-def _face() -> Any:
-    from matplotlib.font_manager import findfont, get_font
+@functools.cache
+def _renderer() -> Any:
+    from matplotlib.backends.backend_agg import RendererAgg
 
-    return get_font(findfont(font()))
+    return RendererAgg(1, 1, DPI)
 
 
 @functools.cache
-def font() -> FontProperties:
+def font(points: float = POINTS) -> FontProperties:
     """Return the font of the text, which comes with matplotlib."""
     from matplotlib.font_manager import FontProperties
 
-    return FontProperties(family="DejaVu Sans", size=POINTS)
+    return FontProperties(family="DejaVu Sans", size=points)

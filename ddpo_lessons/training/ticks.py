@@ -27,7 +27,7 @@ def of_values(low: float, high: float) -> tuple[list[float], list[str], str]:
     """
     from matplotlib.ticker import MaxNLocator
 
-    found = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high).tolist()
+    found = [float(tick) for tick in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)]
     positions = [position for position in found if low <= position <= high]
     step = found[1] - found[0]
     labels, unit = _label(positions, step)
