@@ -169,7 +169,7 @@ def cut(line: str, width: float, points: float = POINTS, keep_end: bool = False)
 
 
 def _keep(line: str, letters: int, at_end: bool) -> str:
-    return f"…{line[len(line) - letters :]}" if at_end else f"{line.rstrip('…')[:letters]}…"
+    return f"…{line[len(line) - letters :].lstrip()}" if at_end else f"{line[:letters].rstrip()}…"
 
 
 def measure(text: str, points: float = POINTS) -> float:
