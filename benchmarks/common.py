@@ -182,7 +182,7 @@ def run_all(
     time; the columns that give the run are added to each row.
     """
     held = {tuple(row[name] for name in runs[0]) for row in read_rows(path)} if path.exists() else set()
-    todo = [run for run in runs if tuple(map(str, run.values())) not in held]
+    todo = [run for run in runs if tuple(str(run[name]) for name in runs[0]) not in held]
     pool = multiprocessing.get_context("spawn").Pool(processes, quiet_thread)
     with open(path, "a", newline="", encoding="utf-8") as file, pool:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")

@@ -260,3 +260,58 @@ def test_distances_of_lesson_10():
             pairs = zip(found[loss, "center"], found["signed", "sampler"], strict=True)
             nearer = {center < sampler for center, sampler in pairs}
             assert rate == "0.003" or nearer == {rate == "0.001"}
+
+
+def test_img2img_of_lesson_10():
+    """All eight seeds for the directions; the five seeds that did not choose a learning rate for training."""
+    text, kinds = prose("10_without_log_probs"), ("re-noised", "visited timesteps", "visited states")
+
+    def cosines(method: str, kind: str, guidance: str) -> list[float]:
+        found = rows("forward_starts.csv", method=method, examples=kind, guidance=guidance)
+        assert len(found) == 8
+        return [float(row["cosine"]) for row in found]
+
+    for guidance in ("1.0", "2.0"):
+        for name in ("RWR", "all alike"):
+            assert (
+                max(cosines(name, "re-noised", guidance) + cosines(name, "visited timesteps", guidance)) < 0
+            )
+        assert min(cosines("RWR", "visited states", guidance)) > 0.2
+        assert min(cosines("all alike", "visited states", guidance)) > 0
+        for name in ("AWM", "NFT"):
+            for kind in kinds[:2]:
+                assert min(cosines(name, kind, guidance)) < 0 < max(cosines(name, kind, guidance))
+            lowest, *others = sorted(cosines(name, "visited states", guidance))
+            assert -0.1 < lowest
+            assert min(others) > 0.1
+
+    def ends(method: str, kind: str, column: str = "reward") -> list[float]:
+        found = rows("forward_starts_runs.csv", method=method, examples=kind, split="test", epoch="20")
+        return [float(row[column]) for row in found if int(row["seed"]) > 2]
+
+    quoted = {"RWR": kinds[2:], "all alike": kinds[2:], "AWM": (kinds[0], kinds[2]), "DDPO": ("actions",)}
+    for method, examples in quoted.items():
+        for kind in examples:
+            reward, right = ends(method, kind), [100 * share for share in ends(method, kind, "right")]
+            named = (
+                {"all alike": "equal weights"}.get(method, method),
+                kind.replace("actions", "recorded actions"),
+            )
+            shares = f"{min(right):.0f} to {max(right):.0f}%"
+            assert f"| {named[0]} | {named[1]} | {span(reward, '.1f')} | {shares} |" in text
+            assert len(reward) == 5
+    untrained = -19.8
+    assert f"| untrained | – | {cells([untrained], '.1f')} |" in text
+    for method in ("AWM", "NFT", "RWR", "PEPG"):
+        assert max(ends(method, "re-noised")) < min(ends("DDPO", "actions"))
+    assert max(ends("RWR", "re-noised")) < untrained
+    assert min(ends("RWR", "visited states")) > max(ends("DDPO", "actions"))
+    assert min(ends("AWM", "visited states")) > max(ends("AWM", "re-noised"))
+    pairs = [(("AWM", kinds[0]), ("AWM", kinds[1]))]
+    pairs += [((name, a), (name, b)) for name in ("NFT", "PEPG") for a, b in itertools.combinations(kinds, 2)]
+    for one, other in pairs:  # these ranges overlap
+        assert max(min(ends(*one)), min(ends(*other))) <= min(max(ends(*one)), max(ends(*other)))
+    gains = [mean(ends(method, "visited states")) - untrained for method in ("all alike", "RWR")]
+    assert gains[0] > gains[1] / 2
+    right = [ends(method, "visited states", "right") for method in ("all alike", "RWR")]
+    assert mean(right[1]) > 2 * mean(right[0])
