@@ -114,22 +114,23 @@ def card() -> Figure:
     for size in (10, 16, 24):
         limit = 0.85 * size - 1
         memory.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        memory.text(4.5, limit, f"{size} GB GPU", va="center", backgroundcolor=CARD)
+        memory.text(4.5, limit, f"{limit:.1f} of {size} GB", va="center", backgroundcolor=CARD)
     for x, total in enumerate(at):
         behind = {"facecolor": CARD, "edgecolor": "none", "pad": 1}  # a dashed line does not cross the number
         memory.text(x, total + 0.7, f"{total:.1f}", ha="center", va="bottom", fontweight="bold", bbox=behind)
     memory.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     memory.set(ylim=(0, 46), xlim=(-0.5, 5.9))
     memory.set_ylabel("GB (estimated)")
-    memory.set_xlabel("pairs of a forward pass; dashed: what fits")
+    memory.set_xlabel("pairs of a forward pass (dashed: usable)")
     handles, texts = memory.get_legend_handles_labels()
     memory.legend(handles[::-1], texts[::-1], frameon=False, loc="upper left")
-    runs = [row for row in PAPER["runs"] if row["run"] == "edit"]
+    runs = sorted((row for row in PAPER["runs"] if row["run"] == "edit"), key=lambda row: float(row["hours"]))
     for y, row in enumerate(reversed(runs)):
         low, high = row["hours"], row["hours"] * HOPED / PUBLISHED
         hours.barh(y, high - low, 0.5, low, color=BLUE)
         hours.text(high + 1.5, y, f"{low:.0f} to {high:.0f} h", va="center")
-    hours.set_yticks(range(len(runs)), [row["card"] for row in reversed(runs)])
+    cards = [row["card"] + ("\n(checkpointing)" if row["checkpointing"] else "") for row in reversed(runs)]
+    hours.set_yticks(range(len(runs)), cards)
     hours.set(xlim=(0, 140))
     hours.set_xlabel(f"hours of 100 epochs at {HOPED} to {PUBLISHED} of a GPU's peak")
     plain(memory, hours)

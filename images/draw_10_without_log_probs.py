@@ -95,28 +95,30 @@ def img2img() -> Figure:
     kinds = {"re-noised": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
     methods = ["AWM", "NFT", "RWR", "all alike", "PEPG", "DDPO"]
     shown = {"all alike": "equal weights"}
-    figure, grid = panels(3, (6, 9), stacked=True, sharey=True)
+    figure, grid = panels(3, (6, 10.5), stacked=True, sharey=True)
     titles = {"2.0": "first step, guidance 2", "1.0": "first step, no guidance", "": "after training"}
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):
         for place, method in enumerate(methods):
-            for kind, (marker, color) in {**kinds, "recorded actions": ("D", INK)}.items():
+            for row, (kind, (marker, color)) in enumerate({**kinds, "recorded actions": ("D", INK)}.items()):
                 examples = kind.removeprefix("recorded ")
                 start = {"PEPG": "NFT"}.get(method, method)  # their first steps are the same
                 own = {"guidance": guidance, "method": start, "examples": examples}
                 found = [float(row["cosine"]) for row in rows if own.items() <= row.items()]
                 found = found if guidance else trained(runs, method, examples)
                 label = shown.get(kind, kind) if found and method in ("AWM", "DDPO") else None
-                look: dict[str, Any] = {"color": color, "alpha": 0.7, "label": label, "markersize": 7}
-                axes.plot(found, [-place] * len(found), marker, **look)
+                look: dict[str, Any] = {"color": color, "alpha": 0.7, "label": label, "markersize": 6}
+                height = -place + (0 if method == "DDPO" else 0.27 * (1 - row))  # a line for each kind
+                axes.plot(found, [height] * len(found), marker, **look)
         axes.set_yticks([-n for n in range(len(methods))], [shown.get(name, name) for name in methods])
         axes.set_ylim(0.6 - len(methods), 0.9)
         axes.set_title(title, fontsize=13)
         meaning = "cosine with the exact gradient" if guidance else "reward on test images"
         axes.set_xlabel(meaning, color=INK, fontsize=13)
         plain(axes, **TICKS)
-    for axes, ticks in zip(grid, ((-0.4, 0, 0.4), (-0.5, 0, 0.5), (-20, -16, -12)), strict=True):
+    for axes, ticks in zip(grid, ((-0.5, 0, 0.5), (-0.5, 0, 0.5), (-20, -16, -12)), strict=True):
         axes.set_xticks(ticks)
     for axes in grid[:2]:
+        axes.set_xlim(-0.8, 0.8)
         axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
     for row in runs:
         if row["method"] == "untrained" and row["split"] == "test":

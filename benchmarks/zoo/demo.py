@@ -93,7 +93,7 @@ def train(run: Row) -> list[Row]:
         read(name, evaluation, evaluation.images(pipeline, POLICY))
     if (run["algorithm"], seed) == ("branching", SEEDS["branching"][0]):
         images["after"] = shown.images(pipeline, POLICY)
-        figure = before_after(shown.edits, images)
+        figure = before_after(shown, images)
         figure.savefig(ROOT / "images" / "demo-before-after.png", **BEFORE_AFTER)
     return rows
 

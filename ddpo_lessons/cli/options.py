@@ -412,7 +412,3 @@ class Plot:
     output: Path | None = None
     """Output file, whose ending sets the format. If left out, plot.png: in the folder of a single run, and
     for several runs in the current folder."""
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise ValueError("plot needs at least one folder of a run: ddpo-lessons plot FOLDER")

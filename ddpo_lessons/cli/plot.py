@@ -9,6 +9,8 @@ from ddpo_lessons.training.trackers import PLOT
 
 def run(arguments: Plot) -> int:
     """Write the figure, and print its path."""
+    if not arguments.runs:
+        raise ValueError("plot needs at least one folder of a run: ddpo-lessons plot FOLDER")
     for run_dir in arguments.runs:
         if run_dir.is_file():
             raise ValueError(f"{run_dir} is a file: give the folder of the run")

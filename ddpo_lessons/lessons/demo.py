@@ -123,8 +123,11 @@ class Evaluation:
 
     def fractions(self, images: torch.Tensor) -> dict[str, float]:
         """Return the fractions of correct images, by the keys of `judge_edits`."""
-        right = judge_edits(images, self.edits, *self.judges)
-        return {name: hits.double().mean().item() for name, hits in right.items()}
+        return {name: hits.double().mean().item() for name, hits in self.hits(images).items()}
+
+    def hits(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return which images are correct, (N,), by the keys of `judge_edits`."""
+        return judge_edits(images, self.edits, *self.judges)
 
     def images(self, pipeline: Any, setting: Img2Img, first_seed: int = 0) -> torch.Tensor:
         """Edit the input images with plain diffusers: (N, 3, 64, 64)."""
@@ -185,7 +188,7 @@ def run(arguments: Demo) -> int:
     results["new_animals"] = unseen
     results["run"] = {**asdict(POLICY), **_made_with(trainer, arguments), "path": path}
     results["run"]["seconds"] = round(time.perf_counter() - started, 1)
-    _write_results(folder, results, curve, test.edits, images)
+    _write_results(folder, results, curve, test, images)
     _print_results(folder, results)
     return 0
 
@@ -229,18 +232,22 @@ def _made_with(trainer: Trainer, arguments: Demo) -> dict[str, Any]:
     }
 
 
-def before_after(edits: animals.Edits, images: dict[str, torch.Tensor]) -> Figure:
+def before_after(evaluation: Evaluation, images: dict[str, torch.Tensor]) -> Figure:
     """Show the first images: the input, the untrained results at two settings, and after RL.
 
     Prompts differ in one word, their color. This word alone fits above an image in a readable size.
     """
+    edits = evaluation.edits
     colors = [prompt.split()[-2] for prompt in edits.prompts]
-    rows = {
-        'input image; the prompt is "an animal on a … background"': edits.images,
-        f"untrained, strength {POLICY.strength}": images["before"],
-        "untrained, best settings": images["untrained_best"],
-        "after RL": images["after"],
+    rows = {'input image; the prompt is "an animal on a … background"': edits.images}
+    names = {
+        "before": f"untrained, strength {POLICY.strength}",
+        "untrained_best": "untrained, best settings",
+        "after": "after RL",
     }
+    for key, name in names.items():
+        correct = int(evaluation.hits(images[key])["all"][:SHOWN].sum())
+        rows[f"{name}: {correct} of {min(SHOWN, len(colors))} correct"] = images[key]
     return plot_strip(rows, colors, SHOWN, width=5)
 
 
@@ -248,12 +255,12 @@ def _write_results(
     folder: Path,
     results: dict[str, Any],
     curve: list[dict[str, float]],
-    edits: animals.Edits,
+    evaluation: Evaluation,
     images: dict[str, torch.Tensor],
 ) -> None:
     """Write results.json, before-after.png and dilemma.png."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    before_after(edits, images).savefig(folder / "before-after.png", **BEFORE_AFTER)
+    before_after(evaluation, images).savefig(folder / "before-after.png", **BEFORE_AFTER)
     curves = {f"untrained, guidance {UNTRAINED_BEST.guidance:g}": curve}
     figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, correct="background", kept="animal")
     figure.savefig(folder / "dilemma.png", dpi=150)
