@@ -105,7 +105,7 @@ def test_a_kernel_is_no_terminal_and_has_bars(tmp_path, capsys, monkeypatch):
 def command(folder: Path) -> list[str]:
     sizes = "--sample-batch-size 2 --sample-num-batches-per-epoch 1 --train-batch-size 2 --sample-num-steps 3"
     flags = f"{sizes} --train-gradient-accumulation-steps 1 --sample-group-size 1 --num-epochs 2"
-    words = f"-m ddpo_lessons.cli train {flags} --output-dir".split()
+    words = f"-m ddpo_lessons.cli train --model tiny-sd {flags} --output-dir".split()
     return [sys.executable, *words, str(folder)]
 
 
