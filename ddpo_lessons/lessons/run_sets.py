@@ -141,8 +141,9 @@ def explain(number: int) -> None:
 def show_records(runs: Mapping[str, Run]) -> Figure:
     """Plot each run's reward by epoch, and by optimizer step its gradient norm and ratio error."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = Figure(figsize=(2.2 * len(runs) + 0.6, 4.6), layout="constrained")
+    figure = Figure(figsize=(max(4.5, 2.2 * len(runs) + 0.6), 4.6), layout="constrained")
     grid = figure.subplots(3, len(runs), squeeze=False)
     for axis in grid[1:, 1:].flat:
         axis.sharey(grid[1, 0] if axis in grid[1] else grid[2, 0])
@@ -161,21 +162,25 @@ def show_records(runs: Mapping[str, Run]) -> Figure:
         column[1].axhline(run.trainer.config.train_clip_range, color="0.7", linestyle="--", linewidth=1)
     for axis, name in zip(grid[:, 0], ("reward", "largest |ρ − 1|", "gradient norm"), strict=True):
         axis.set_ylabel(name)
+    low, high = grid[2, 0].get_ylim()
+    locator = LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=5)
+    grid[2, 0].yaxis.set(major_locator=locator, minor_formatter=NullFormatter())
+    grid[2, 0].yaxis.set_major_formatter(lambda value, place: f"{value:g}".replace("e-0", "e-"))
     grid[1, 0].set(ylim=(ZERO / 3, 3), yticks=[ZERO, 1e-6, 1e-3, 1], yticklabels=["0", "1e-6", "1e-3", "1"])
     return figure
 
 
 def show_images(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Figure:
-    """Show the first `count` images of an epoch of each run, with their rewards."""
+    """Show the first `count` images of an epoch of each run, with their rewards below."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(count + 1.0, 1.3 * len(runs)), layout="constrained")
+    figure = Figure(figsize=(count + 1.0, 1.35 * len(runs)), layout="constrained")
     for row, (name, run) in zip(figure.subplots(len(runs), count, squeeze=False), runs.items(), strict=True):
         for axis, image, reward in zip(
             row, run.images[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
         ):
             draw_image(axis, image)
-            axis.set_title(f"{reward:.3f}".replace("-", "−"), fontsize=9)
+            axis.set_xlabel(f"{reward:.3f}".replace("-", "−"), fontsize=9, labelpad=2)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center")
     return figure
 
