@@ -154,7 +154,7 @@ def test_hub_lines(hub, monkeypatch):
     assert list(doctor.check_hub()) == [(True, f"Model hub: {constants.ENDPOINT} answers")]
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     [check] = doctor.check_hub()
-    assert check == (True, f"Model hub: {constants.ENDPOINT} is not reached; only lesson 13 needs it, on a GPU")
+    assert check == (True, f"Model hub: {constants.ENDPOINT} is not reached; lesson 13 needs it, on a GPU")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     [check] = doctor.check_hub()
     assert check == (True, "Model hub: switched off by HF_HUB_OFFLINE")

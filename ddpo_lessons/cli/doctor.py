@@ -131,7 +131,7 @@ def check_hub() -> Iterator[Check]:
     elif constants.HF_HUB_OFFLINE:
         yield Check(True, "Model hub: switched off by HF_HUB_OFFLINE")
     else:
-        yield Check(True, f"Model hub: {constants.ENDPOINT} is not reached; only lesson 13 needs it, on a GPU")
+        yield Check(True, f"Model hub: {constants.ENDPOINT} is not reached; lesson 13 needs it, on a GPU")
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
