@@ -247,3 +247,29 @@ def test_lesson_13_holds_other_weights_of_the_penalty():
         assert abs(mean(gains)) < error_of(gains)  # "do not differ clearly"
     farther = [a > b for a, b in zip(distances["0.0"], distances["40.0"], strict=True)]
     assert sum(farther) == 4
+
+
+# ------------------------------------------------------------------------------------------- lesson 07
+def test_lesson_07_holds_how_far_branching_leads():
+    """In the demo's runs by both evaluators, and in the trials of the search that both algorithms had."""
+    text, tested = prose("07_img2img_ddpo"), where(rows_of("zoo/demo.csv"), images="test")
+    quoted = {
+        "all": "leads by {} points, with a standard error of {}.",
+        "second_judge": "By the second evaluator it leads by {}, with a standard error of {}.",
+    }
+    for column, sentence in quoted.items():
+        branching, ddpo = (
+            numbers(where(tested, algorithm=name), column, 100) for name in ("branching", "ddpo")
+        )
+        error = (error_of(branching) ** 2 + error_of(ddpo) ** 2) ** 0.5
+        assert sentence.format(f"{mean(branching) - mean(ddpo):.1f}", f"{error:.1f}") in text
+    ends = {
+        (row["space"], row["trial"], row["algorithm"]): row
+        for row in where(rows_of("zoo/edit_search.csv"), seed="10")
+    }
+    trials = {key[:2] for key in ends}
+    both = [key for key in trials if {(*key, "branching"), (*key, "ddpo")} <= ends.keys()]
+    assert (len(both), len(trials)) == (46, 51)
+    leads = [100 * (float(ends[*key, "branching"]["all"]) - float(ends[*key, "ddpo"]["all"])) for key in both]
+    assert f"branching ends only {mean(leads):.1f} points higher on average" in text
+    assert f"with a standard error of {error_of(leads):.1f}. Moreover" in text
