@@ -3,7 +3,7 @@
 import itertools
 import json
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import pytest
 
@@ -287,6 +287,7 @@ def test_img2img_of_lesson_10():
 
     def ends(method: str, kind: str, column: str = "reward") -> list[float]:
         found = rows("forward_starts_runs.csv", method=method, examples=kind, split="test", epoch="20")
+        found.sort(key=lambda row: int(row["seed"]))
         return [float(row[column]) for row in found if int(row["seed"]) > 2]
 
     quoted = {"RWR": kinds[2:], "all alike": kinds[2:], "AWM": (kinds[0], kinds[2]), "DDPO": ("actions",)}
@@ -315,3 +316,8 @@ def test_img2img_of_lesson_10():
     assert gains[0] > gains[1] / 2
     right = [ends(method, "visited states", "right") for method in ("all alike", "RWR")]
     assert mean(right[1]) > 2 * mean(right[0])
+    for method, quoted in (("NFT", "0.7 ± 0.3"), ("PEPG", "1.1 ± 0.8")):
+        pairs_of_seeds = zip(ends(method, "visited states"), ends(method, "re-noised"), strict=True)
+        gained = [visited - renoised for visited, renoised in pairs_of_seeds]
+        assert f"{mean(gained):.1f} ± {stdev(gained) / 5**0.5:.1f}" == quoted
+        assert quoted in text
