@@ -293,13 +293,13 @@ def speed_sentence(runs: Sequence[Row]) -> str:
         ratios = [row[slow]["whole"][0] / row[fast]["whole"][0] for row in rows]
         return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
-    days = " and ".join(sorted(run["day"] for run in runs))
+    *days, last = sorted(run["day"] for run in runs)
     return (
         "TRL 0.21 and imageddpo document batches of 6 and 4 samples. In these batches an epoch takes "
         f"them {span(usual, 'peer', 'ours')} times as long as this package. In batches of 16 it takes "
         f"them {span(large, 'peer', 'ours')} times as long. The gradients are equal. This package takes "
-        f"{span(rows, 'ours', 'floor')} times as long as the UNet alone. Measured on {days} "
-        f"({runs[-1]['machine']})."
+        f"{span(rows, 'ours', 'floor')} times as long as the UNet alone. Measured on "
+        f"{', '.join(days)} and {last} ({runs[-1]['machine']})."
     )
 
 
