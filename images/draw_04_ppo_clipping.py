@@ -8,13 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from plots import (
     BENCHMARKS,
+    LEFT,
     Row,
+    image_row,
     mean_and_paths,
     of_seeds,
     panels,
     plain,
     read_rows,
-    show_image,
     signed,
     where,
 )
@@ -26,15 +27,12 @@ RESULTS = [row for row in ALL if int(row["seed"]) < 3]
 NEW = [row for row in ALL if int(row["seed"]) >= 3 and row["inner_epochs"] == "4"]
 SEEDS = len({row["seed"] for row in RESULTS})
 COLORS = {"clipped": BLUE, "not clipped": ORANGE}
-SETTINGS = {  # columns of clipping.csv, as they stand there
-    ("0.0002", "4"): "learning rate 2e-4\nfour inner epochs",
-    ("5e-05", "4"): "learning rate 5e-5\nfour inner epochs",
-    ("0.0002", "1"): "learning rate 2e-4\none inner epoch",
-    ("5e-05", "1"): "learning rate 5e-5\none inner epoch",
-}
+# Columns of clipping.csv, as they stand there.
+RATES = {"0.0002": "learning rate 2e-4", "5e-05": "learning rate 5e-5"}
+INNER_EPOCHS = {"4": "four inner epochs", "1": "one inner epoch"}
 MEASURES = {"redness": "redness", "readable": "readable digits"}
 LOOKED_AT = (0, 1, 2, 3, 5, 7, 10)  # epochs: points of a curve, and rows of clipping_*.png
-SHOWN = (0, 2, 4, 6)  # of these rows on the cover
+SHOWN, DIGITS = (0, 2, 4, 6), 6  # of these rows on the cover, and of the ten digits in each
 CLIP_RANGE = 0.2
 REWARDS, RATIOS = (17.0, 11.0, 9.0, 3.0), (1.5, 0.5, 1.1, 0.5)
 VERDICTS = (
@@ -62,22 +60,20 @@ def _curves(axes: Axes, setting: tuple[str, str], measure: str) -> None:
 
 def clipping() -> Figure:
     """Draw the setting that the lesson opens with: two curves, and images along them."""
-    figure, axes = diagram(6, 8.2)
-    title(axes, 0.1, 7.97, "The reward is red; each batch is used four times.")
+    figure, axes = diagram(6, 6.95)
+    title(axes, 0.1, 6.72, "The reward is red; each batch is used four times.")
     for place, (measure, name) in enumerate(MEASURES.items()):
-        plot = figure.add_axes((0.075 + 0.515 * place, 0.69, 0.385, 0.225))
+        plot = figure.add_axes((0.075 + 0.515 * place, 0.645, 0.385, 0.25))
         _curves(plot, ("0.0002", "4"), measure)
         plot.set_title(name, color=INK)
         plot.set_xlabel("epoch", color=INK)
-    for (name, color), top in zip(COLORS.items(), (5.0, 2.9), strict=True):
-        title(axes, 0.1, top - 0.1 * (" " in name), name.replace(" ", "\n"), ink=color)
-        note(axes, 1.58, top, "epoch", align="right")
+    for (name, color), left in zip(COLORS.items(), (LEFT, 3.05), strict=True):
         pixels = mpl_image.imread(BENCHMARKS / f"results/clipping_{name.replace(' ', '_')}.png")
         size = len(pixels) // len(LOOKED_AT)
         for place, row in enumerate(SHOWN):
-            bottom = top - 0.62 - 0.44 * place
-            show_image(axes, 1.67, bottom, 4.23, pixels[row * size : (row + 1) * size], height=0.423)
-            note(axes, 1.58, bottom + 0.21, f"{LOOKED_AT[row]}", align="right")
+            digits = pixels[row * size : (row + 1) * size, : DIGITS * size]
+            text = f"{name}, epoch {LOOKED_AT[row]}"
+            image_row(figure, digits, text, 3.2 - 0.755 * place, left=left, width=2.85, color=color)
     thin = f"Thin: {SEEDS} seeds; thick: their mean."
     where_red = "Redness: pure red 1, yellow about 0.5. Dotted: guessing."
     note(axes, 0.1, 0.74, f"{thin} Images: one seed.", 12.5)
@@ -89,16 +85,21 @@ def clipping() -> Figure:
 
 def answer() -> Figure:
     """Draw the readable digits in four settings, clipped and not clipped."""
-    figure, axes = diagram(6, 5.6)
-    title(axes, 0.1, 5.38, "Readable digits over epochs:")
+    figure, axes = diagram(6, 5.0)
+    title(axes, 0.1, 4.78, "Readable digits over epochs:")
     for (name, color), x in zip(COLORS.items(), (3.35, 4.35), strict=True):
-        title(axes, x, 5.38, name, ink=color)
-    for place, (setting, name) in enumerate(SETTINGS.items()):
-        row, column = divmod(place, 2)
-        plot = figure.add_axes((0.12 + 0.5 * column, 0.565 - 0.465 * row, 0.36, 0.27))
-        _curves(plot, setting, "readable")
-        plot.set_title(name, color=INK)
-        plot.set_xlabel("epoch", color=INK)
+        title(axes, x, 4.78, name, ink=color)
+    for column, (rate, rate_name) in enumerate(RATES.items()):
+        for row, (inner_epochs, epochs_name) in enumerate(INNER_EPOCHS.items()):
+            plot = figure.add_axes((0.185 + 0.435 * column, 0.55 - 0.43 * row, 0.35, 0.3))
+            _curves(plot, (rate, inner_epochs), "readable")
+            plot.tick_params(labelleft=not column, labelbottom=bool(row))
+            if row:
+                plot.set_xlabel("epoch", color=INK)
+            else:
+                plot.set_title(rate_name, color=INK)
+            if not column:
+                plot.set_ylabel(epochs_name, color=INK)
     return figure
 
 
@@ -129,9 +130,8 @@ def seeds() -> Figure:
                 axes.plot(x, height, marker, color=COLORS[name], markersize=7)
     axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
     axes.set(ylim=(0, 1), xlim=(-0.5, len(rates) + 0.1), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
-    axes.set_xticks(
-        range(len(rates)), [f"learning\nrate {float(rate):.0e}".replace("e-0", "e-") for rate in rates]
-    )
+    axes.set_xticks(range(len(rates)), [f"{float(rate):.0e}".replace("e-0", "e-") for rate in rates])
+    axes.set_xlabel("learning rate", color=INK)
     heading = "readable digits when redness\nfirst passes 0.5 (five new seeds)"
     axes.set_title(heading, color=INK, loc="left")
     for (name, color), height in zip(COLORS.items(), (0.92, 0.82), strict=True):

@@ -7,24 +7,37 @@ import itertools
 import json
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, Row, band, by_seed, minus, of_seeds, panels, plain, read_rows, show_image, where
+from plots import (
+    BENCHMARKS,
+    Row,
+    band,
+    by_seed,
+    image_row,
+    image_rows,
+    minus,
+    of_seeds,
+    panels,
+    plain,
+    read_rows,
+    show_image,
+    where,
+)
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 IMAGES = BENCHMARKS / "zoo/painter"  # a folder
 COLORS = {"DDPO": BLUE, "KL 0.03": ORANGE, "KL 0.1": GREEN, "RWR": BROWN}
 NAMES = {"DDPO": "DDPO", "KL 0.03": "β = 0.03", "KL 0.1": "β = 0.1", "RWR": "RWR"}
-SHOWN = 6
+SHOWN = 8  # of ten images of a file
 # Files of the first figure, and what selects their rows of the CSV.
 ROWS = {
-    "DDPO_00": ("before", "DDPO", "0"),
-    "DDPO_04": ("256\nevaluations", "DDPO", "4"),
-    "DDPO_06": ("384", "DDPO", "6"),
-    "DDPO_10": ("640", "DDPO", "10"),
-    "KL_0.1_10": ("640, with a\nKL penalty", "KL 0.1", "10"),
+    "DDPO_00": ("before training", "DDPO", "0"),
+    "DDPO_04": ("after 256 reward evaluations", "DDPO", "4"),
+    "DDPO_06": ("after 384", "DDPO", "6"),
+    "DDPO_10": ("after 640", "DDPO", "10"),
+    "KL_0.1_10": ("after 640, with a KL penalty", "KL 0.1", "10"),
 }
 LEVEL = -1.9
 TILE = 64  # pixels
@@ -37,23 +50,23 @@ def read_image(name: str) -> np.ndarray:
     return np.asarray(Image.open(IMAGES / f"{name}.png"))
 
 
-def strip(axes: Axes, name: str, text: str, row: Row, bottom: float) -> None:
-    """Draw six images of a file, with their name and the measurements of all 48."""
-    left, size = 1.35, 0.54
-    label(axes, left - 0.1, bottom + size / 2, text, align="right")
-    show_image(axes, left, bottom, SHOWN * size, read_image(name)[:, : SHOWN * TILE], height=size)
-    text = f"{abs(float(row['reward'])):.2f} kB\n{100 * float(row['fox']):.0f}% foxes"
-    label(axes, left + SHOWN * size + 0.1, bottom + size / 2, text, align="left")
+def measured(row: Row) -> str:
+    """Return the measurements of all 48 images, of which a figure shows some."""
+    return f"{abs(float(row['reward'])):.2f} kB, {100 * float(row['fox']):.0f}% foxes"
+
+
+def shown(name: str) -> np.ndarray:
+    """Return the first images of a file."""
+    return read_image(name)[:, : SHOWN * TILE]
 
 
 def question() -> Figure:
-    """Draw six foxes from the same noise, as training goes on."""
-    figure, axes = diagram(6, 3.3)
-    rows = where(read_rows("zoo/painter.csv"), seed="0")
-    for number, (name, (text, method, epoch)) in enumerate(ROWS.items()):
-        (row,) = where(rows, method=method, epoch=epoch)
-        strip(axes, name, text, row, 2.65 - 0.64 * number)
-    return figure
+    """Draw eight foxes from the same noise, as training goes on."""
+    mine, lines = where(read_rows("zoo/painter.csv"), seed="0"), []
+    for name, (text, method, epoch) in ROWS.items():
+        (line,) = where(mine, method=method, epoch=epoch)
+        lines.append((text, measured(line), shown(name)))
+    return image_rows(lines)
 
 
 def loop() -> Figure:
@@ -182,15 +195,13 @@ def large() -> Figure:
     """Draw foxes before and after training for large files, and the size over reward evaluations."""
     rows = read_rows("zoo/painter.csv")
     mine = where(rows, method="large files", learning_rate="0.003")
-    figure = Figure(figsize=(6, 4.2))
-    figure.set_facecolor(diagram(1, 1)[0].get_facecolor())
-    axes = figure.add_axes((0, 0.65, 1, 0.35))
-    axes.set(xlim=(0, 6), ylim=(0, 1.47))
-    axes.axis("off")
-    for epoch, text, bottom in (("0", "before", 0.82), ("16", "1,024\nevaluations", 0.15)):
-        (row,) = where(mine, seed="3", epoch=epoch)
-        strip(axes, f"large_files_{int(epoch):02d}", text, row, bottom)
-    below = figure.add_axes((0.15, 0.15, 0.57, 0.45))
+    figure, _ = diagram(6, 4.75)
+    moments = ("0", "before training", 3.77), ("16", "after 1,024 reward evaluations", 2.77)
+    for epoch, text, bottom in moments:
+        (line,) = where(mine, seed="3", epoch=epoch)
+        pixels = shown(f"large_files_{int(epoch):02d}")
+        image_row(figure, pixels, text, bottom, note=measured(line))
+    below = figure.add_axes((0.13, 0.125, 0.59, 0.425))
     x, seeds = by_seed(mine, "queries", "reward")
     below.plot(x, seeds, color=BLUE, linewidth=1.3, alpha=0.7)
     below.text(x[-1] + 20, seeds[-1].mean(), "DDPO,\neach seed", color=BLUE, va="center", fontsize=13)

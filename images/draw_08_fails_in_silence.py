@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
+import numpy as np
+from matplotlib import image as mpl_image
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, minus, panels, plain, read_rows, where
+from plots import BENCHMARKS, LEFT, image_row, image_rows, minus, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.lessons.run_sets import RUN_SETS
@@ -24,20 +24,20 @@ RECORDS = {
 }  # fmt: skip
 
 
-def strip(axes: Axes, name: str, row: int) -> None:
-    """Show a row of the images of a run: before, after, and from the saved file."""
-    image = plt.imread(RESULTS / f"silent_{name}.png")
-    height = len(image) // 3
-    axes.imshow(image[height * row : height * (row + 1)], interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
+def shown(name: str, row: int) -> np.ndarray:
+    """Return a row of the images of a run: before, after, and from the saved file."""
+    pixels = mpl_image.imread(RESULTS / f"silent_{name}.png")
+    height = len(pixels) // 3
+    return pixels[height * row : height * (row + 1)]
 
 
 def question() -> Figure:
     """Draw rewards, records and images of the three runs."""
     rows = read_rows("results/silent_runs.csv")
-    figure = Figure(figsize=(6.2, 6.2), facecolor=CARD, layout="constrained")
-    grid = figure.subplots(4, 3, height_ratios=[2.1, 1.7, 0.5, 0.5])
+    figure, _ = diagram(6, 6.85)
+    place = {"left": 0.33, "right": 0.98, "bottom": 0.365, "top": 0.955}
+    ratios = {"height_ratios": [1.9, 1.5], "hspace": 0.4, "wspace": 0.2}
+    grid = figure.subplots(2, 3, gridspec_kw={**place, **ratios})
     places = [0.9 - 0.2 * number for number in range(len(RECORDS))]
     for column, (name, color) in zip(grid.T, zip("XYZ", (BLUE, GREEN, PURPLE), strict=True), strict=True):
         own = where(rows, run=name)
@@ -53,24 +53,19 @@ def question() -> Figure:
             value = abs(float(own[-1][key])) if key != "loss" else float(own[-1][key]) + 0.0
             words = minus(format(value, form)) if value else "0"
             column[1].text(0.5, y, words, fontsize=13, ha="center", va="center")
-        for row in (0, 1):
-            strip(column[2 + row], name, row)
     grid[0, 0].set_ylabel("reward (redness)", fontsize=13)
     grid[1, 0].set_yticks(places, RECORDS, fontsize=13)
     grid[1, 0].tick_params(length=0)
     grid[1, 0].set(ylim=(0, 1))
-    for axes, text in ((grid[2, 0], "before"), (grid[3, 0], "after")):
-        axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=13)
+    for number, name in enumerate("XYZ"):
+        for row, (text, left) in enumerate(((f"run {name}, before", LEFT), ("after", 3.05))):
+            image_row(figure, shown(name, row), text, 1.72 - 0.81 * number, left=left, width=2.85)
     return figure
 
 
 def answer() -> Figure:
     """Draw images that are sampled with the saved files of the three runs."""
-    figure, grid = panels(3, (6, 2.7), stacked=True)
-    for axes, name in zip(grid, "XYZ", strict=True):
-        strip(axes, name, 2)
-        axes.set_ylabel(f"run {name},\nsaved file", rotation=0, ha="right", va="center")
-    return figure
+    return image_rows([(f"run {name}, saved file", "", shown(name, 2)) for name in "XYZ"])
 
 
 def matrix() -> Figure:

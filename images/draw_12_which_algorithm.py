@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
-from plots import BENCHMARKS, Row, minus, panels, plain, read_rows, show_image, where
-from style import INK, MUTED, PALETTE, arrow, box, diagram, main, note, title
+from plots import BENCHMARKS, Row, image_rows, minus, panels, plain, read_rows, where
+from style import INK, MUTED, PALETTE, arrow, box, diagram, main, note
 
 from ddpo_lessons.lessons.demo import TEST
 from ddpo_lessons.worlds.animals import draw_edits
@@ -89,25 +89,16 @@ def _dots(axes: Axes, ends: dict[str, list[Row]], column: str, scale: float) -> 
 def images(task: str, judged: str) -> Figure:
     """Draw the first test images of the first seed at its end, from the same noise, least reward first."""
     ends = {method: rows[0] for method, rows in at_the_end(task).items() if rows[0]["length"] != "0"}
-    strips = dict[str, tuple[np.ndarray, str]]()
+    lines = list[tuple[str, str, np.ndarray]]()
     if task == "edit":
         inputs = draw_edits(200, TEST).images[:SHOWN]  # (8, 3, 64, 64), of the whole test set
-        strips["input image"] = np.concatenate(list(inputs.permute(0, 2, 3, 1).numpy()), axis=1), ""
+        lines.append(("input image", "", np.concatenate(list(inputs.permute(0, 2, 3, 1).numpy()), axis=1)))
     for method in sorted(ends, key=lambda method: float(ends[method]["reward"])):
         name = "".join(letter if letter.isalnum() else "_" for letter in f"{task}_{method}")
         shown, row = np.asarray(Image.open(RESULTS / "equal_terms" / f"{name}.png")), ends[method]
-        strips[method] = (
-            shown,
-            minus(f"reward {float(row['reward']):.2f}, {judged} {float(row['judge']):.0%}"),
-        )
-    width, height, gap = 5.8, 0.725, 0.38
-    figure, axes = diagram(6, 0.1 + (height + gap) * len(strips))
-    for n, (name, (shown, said)) in enumerate(reversed(strips.items())):
-        bottom = 0.08 + (height + gap) * n
-        show_image(axes, 0.1, bottom, width, shown, height=height)
-        title(axes, 0.1, bottom + height + 0.16, name)
-        note(axes, 5.9, bottom + height + 0.16, said, align="right")
-    return figure
+        text = f"reward {float(row['reward']):.2f}, {judged} {float(row['judge']):.0%}"
+        lines.append((method, minus(text), shown))
+    return image_rows(lines)
 
 
 QUESTIONS = (  # question, what to do if the answer is yes

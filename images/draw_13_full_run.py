@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, plain, read_rows, where
-from style import CARD, MUTED, PALETTE, main
+from plots import BENCHMARKS, image_row, plain, read_rows, where
+from style import CARD, MUTED, PALETTE, diagram, main
 
 ROWS = ("clean", "in fog", "untrained", "trained")  # of the image
 SIDE = 64  # of its tiles, in pixels
@@ -19,14 +19,11 @@ WITHOUT = (
 def restored() -> Figure:
     """Draw held-out images, and the fraction that the evaluator recognizes over the epochs of each seed."""
     rows = where(read_rows("results/full_run.csv"), learning_rate="0.002", penalty="40.0")  # the lesson's
-    figure = Figure(figsize=(6, 6.2), facecolor=CARD, layout="constrained")
-    upper, lower = figure.subplots(2, 1, height_ratios=(1.2, 1))
+    figure, _ = diagram(6, 6.9)
     pixels = np.asarray(Image.open(BENCHMARKS / "results" / "full_run.png"))
-    upper.imshow(pixels, interpolation="none")
-    upper.set_yticks([SIDE * (n + 0.5) for n in range(len(ROWS))], ROWS)
-    upper.set_xticks([])
-    upper.tick_params(length=0)
-    upper.spines[:].set_visible(False)
+    for n, name in enumerate(ROWS):
+        image_row(figure, pixels[SIDE * n : SIDE * (n + 1)], name, 5.92 - 1.0 * n)
+    lower = figure.add_axes((0.09, 0.085, 0.89, 0.275))
     curves = []
     for seed in dict.fromkeys(row["seed"] for row in rows):
         points = [row for row in where(rows, seed=seed) if row["what"].startswith("epoch ")]

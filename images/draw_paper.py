@@ -3,14 +3,12 @@
 Numbers and images are those that `python -m benchmarks.zoo.paper` measured and kept.
 """
 
-import itertools
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, band, by_seed, plain, read_rows, show_image, where
-from style import CARD, INK, MUTED, PALETTE, diagram, label, main, title
+from plots import BENCHMARKS, LEFT, band, by_seed, image_row, plain, read_rows, where
+from style import CARD, INK, PALETTE, diagram, main, title
 
 BLUE, ORANGE, GREEN, PURPLE, *_ = PALETTE
 REWARDS = {  # name, meaning, and what the held-out evaluator measures
@@ -21,7 +19,7 @@ REWARDS = {  # name, meaning, and what the held-out evaluator measures
 }
 METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": GREEN}
 LINES = {"best-of-8": ("best-of-8", INK, "--"), "turned": ("best without training", PURPLE, ":")}
-SHOWN = 6  # of the eight test images
+SHOWN = 4  # of the eight test images
 
 
 def curves() -> Figure:
@@ -60,19 +58,17 @@ def draw(axes: Axes, rows: list[dict[str, str]], column: str, scale: float) -> N
 def images() -> Figure:
     """Draw the first seed's test images before training and after each method, from the same noise."""
     ways = ("before", *METHODS)
-    left, size, head = 1.6, 0.72, 0.34
-    figure, axes = diagram(6, len(REWARDS) * (len(ways) * size + head) + 0.05)
-    bottom = 0.05
-    for reward, way in reversed(list(itertools.product(REWARDS, ways))):
-        shown = np.asarray(Image.open(BENCHMARKS / f"zoo/paper/{reward}_{way}.png"))
-        side = shown.shape[0]
-        show_image(axes, left, bottom, SHOWN * size, shown[:, : SHOWN * side], height=0.7)
-        name, ink = ("before", MUTED) if way == "before" else (f"after {way}", INK)
-        label(axes, left - 0.1, bottom + size / 2, name, align="right", ink=ink)
-        bottom += size
-        if way == "before":
-            title(axes, 0.1, bottom + head / 2 - 0.02, REWARDS[reward][0])
-            bottom += head
+    wide, pitch, head = 2.8, 0.98, 0.36
+    block = head + pitch * len(ways)  # the rows of a reward; there are two rewards side by side
+    figure, axes = diagram(6, 2 * block + LEFT)
+    for number, reward in enumerate(REWARDS):
+        left, top = LEFT + (number % 2) * (wide + 0.2), LEFT + (2 - number // 2) * block
+        title(axes, left, top - 0.2, REWARDS[reward][0], ink=PURPLE)
+        for n, way in enumerate(ways):
+            shown = np.asarray(Image.open(BENCHMARKS / f"zoo/paper/{reward}_{way}.png"))
+            name = "before" if way == "before" else f"after {way}"
+            bottom = top - head - pitch * (n + 1)
+            image_row(figure, shown[:, : SHOWN * len(shown)], name, bottom, left=left, width=wide)
     return figure
 
 

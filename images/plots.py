@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from style import CARD
+from style import CARD, INK, TEXT, diagram
+
+from ddpo_lessons.lessons.plotting import GAP, draw_row
 
 Row = dict[str, str]
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+LEFT, WIDTH, ABOVE = 0.1, 5.8, 0.27  # inches of a card of 6 with rows of images; the last for a row's name
 
 
 def show_image(axes: Axes, x: float, y: float, width: float, pixels: Any, **style: Any) -> None:
@@ -25,6 +29,27 @@ def show_image(axes: Axes, x: float, y: float, width: float, pixels: Any, **styl
     axes.imshow(pixels, extent=extent, interpolation="none", zorder=3, aspect="auto")
     if edge := style.get("edge"):
         bar(axes, x, y, width, height, "none", edgecolor=edge, linewidth=style.get("line", 1.6), zorder=4)
+
+
+def image_row(figure: Figure, pixels: Any, name: str, bottom: float, **style: Any) -> None:
+    """Draw square images that lie side by side in pixels (H, N * H, 3), as the lessons' cells show them.
+
+    Lengths are in inches. Style: `left`, `width` (default: all of a card of 6 inches), `color`, `note`.
+    """
+    tiles = torch.from_numpy(np.array(pixels)).unflatten(1, (-1, len(pixels))).permute(1, 3, 0, 2)
+    left, width = style.pop("left", LEFT), style.pop("width", WIDTH)
+    look = {"size": TEXT, "color": INK, **style}
+    draw_row(figure, tiles, name, left, bottom, (width + GAP) / len(tiles), **look)
+
+
+def image_rows(lines: Sequence[tuple[str, str, Any]], colors: Sequence[str] = ()) -> Figure:
+    """Make a card with rows of images (see `image_row`), each with its name and a note above."""
+    pitch = (WIDTH + GAP) / (lines[0][2].shape[1] // lines[0][2].shape[0]) + ABOVE
+    figure, _ = diagram(6, LEFT + pitch * len(lines))
+    for n, (name, note, pixels) in enumerate(lines):
+        color = colors[n] if colors else INK
+        image_row(figure, pixels, name, LEFT + pitch * (len(lines) - 1 - n), note=note, color=color)
+    return figure
 
 
 def bar(axes: Axes, x: float, y: float, width: float, height: float, color: Any, **look: Any) -> None:

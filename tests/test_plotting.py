@@ -11,10 +11,11 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
 
 from ddpo_lessons.image import image_grid
 from ddpo_lessons.lessons import slider
-from ddpo_lessons.lessons.plotting import FRAME, plot_dilemma, plot_strip
+from ddpo_lessons.lessons.plotting import FRAME, draw_row, plot_dilemma, plot_strip
 
 
 def test_grid_places_images_row_by_row_and_fills_with_white():
@@ -70,6 +71,37 @@ def test_a_strip_wraps_a_long_name_and_shows_no_more_than_there_is():
     figure = plot_strip({"a name that is longer than two images are wide": images}, ["one", "two"], 8)
     assert len(figure.axes) == 2
     assert figure.texts[-1].get_window_extent(FigureCanvasAgg(figure).get_renderer()).x1 < figure.bbox.x1 + 5
+
+
+def test_a_strip_may_have_no_prompts_and_a_text_below_each_image():
+    rows = {"J": torch.zeros(3, 3, 2, 2), "K": torch.ones(3, 3, 2, 2)}
+    below = {"J": ["−1.000", "0.507", "3.000"], "K": ["4.000", "5.000", "6.000"]}
+    figure = plot_strip(rows, (), 2, below=below)
+    words = [text.get_text() for text in figure.texts]
+    assert words == ["J", "−1.000", "0.507", "K", "4.000", "5.000"]
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    images = [axis.get_window_extent(renderer) for axis in figure.axes]
+    assert len(images) == 4
+    numbers = [text.get_window_extent(renderer) for text in figure.texts if len(text.get_text()) > 1]
+    for image, number in zip(images, numbers, strict=True):
+        assert number.y1 < image.y0  # below its image,
+        assert (number.x0 + number.x1) / 2 == pytest.approx(
+            (image.x0 + image.x1) / 2, abs=1
+        )  # in its middle,
+        assert not any(number.overlaps(other) for other in images)  # and on no other
+        assert number.y0 > figure.bbox.y0
+
+
+def test_a_note_ends_above_the_last_image_of_a_row():
+    figure = Figure(figsize=(6, 1))
+    draw_row(figure, torch.zeros(4, 3, 2, 2), "DDPO", 0.1, 0.1, 0.7, size=13, note="reward 2.0")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    name, note = (text.get_window_extent(renderer) for text in figure.texts)
+    first, *_, last = (axis.get_window_extent(renderer) for axis in figure.axes)
+    assert name.x0 == pytest.approx(first.x0, abs=2)
+    assert note.x1 == pytest.approx(last.x1, abs=2)
+    assert min(name.y0, note.y0) > last.y1
+    assert not name.overlaps(note)
 
 
 def test_a_strip_warns_of_nothing_in_the_style_of_the_lessons():

@@ -14,7 +14,7 @@ import torch
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.lessons.faults import FAULTS, put_in
-from ddpo_lessons.lessons.plotting import draw_image
+from ddpo_lessons.lessons.plotting import plot_strip
 from ddpo_lessons.trainer import DDPOTrainer
 from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.words import DIGITS
@@ -172,17 +172,11 @@ def show_records(runs: Mapping[str, Run]) -> Figure:
 
 def show_images(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Figure:
     """Show the first `count` images of an epoch of each run, with their rewards below."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(count + 1.0, 1.35 * len(runs)), layout="constrained")
-    for row, (name, run) in zip(figure.subplots(len(runs), count, squeeze=False), runs.items(), strict=True):
-        for axis, image, reward in zip(
-            row, run.images[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
-        ):
-            draw_image(axis, image)
-            axis.set_xlabel(f"{reward:.3f}".replace("-", "−"), fontsize=9, labelpad=2)
-        row[0].set_ylabel(name, rotation=0, ha="right", va="center")
-    return figure
+    rewards = {
+        name: [f"{reward:.3f}".replace("-", "−") for reward in run.rewards[epoch - 1].tolist()]
+        for name, run in runs.items()
+    }
+    return plot_strip({name: run.images[epoch - 1] for name, run in runs.items()}, (), count, below=rewards)
 
 
 # Diagnosis | reason | ratio errors of each epoch | learning rates (1e-3 if none are given).
