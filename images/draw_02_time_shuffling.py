@@ -285,8 +285,8 @@ def _of_steps(axes: Axes, column: str, names: Sequence[str], reward: str, color:
     axes.plot(places, means, "o", color=color, markersize=5)
     for place, values in zip(places, seeds, strict=True):
         axes.plot([place] * len(values), values, "_", color=color, markersize=9, alpha=0.5)
-    height, side = (0.06, "bottom") if shift < 0 else (-0.06, "top")
     for place, value in zip(places[7:], means[7:], strict=True):
+        height, side = (0.06, "bottom") if shift < 0 or value > 0.05 else (-0.06, "top")
         axes.text(place, value + height, minus(f"{value:.2f}"), color=color, ha="center", va=side)
 
 

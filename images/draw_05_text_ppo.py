@@ -9,7 +9,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from plots import (
     BENCHMARKS,
     bar,
@@ -251,40 +250,30 @@ def value_clip() -> Figure:
 
 
 def bridge() -> Figure:
-    """Plot DDPO with four kinds of advantages: over epochs, over learning rates, and over steps."""
-    figure, (first, second, third) = panels(3, (6, 7.6), stacked=True)
-    plain(first, second, third, labelsize=13)
-    names = {"one advantage": ("one advantage", BLUE), "value": ("value network, GAE", ORANGE)}
+    """Plot DDPO with four kinds of advantages: redness over learning rates, and their size over steps."""
+    figure, (upper, lower) = panels(2, (6, 6.2), stacked=True, height_ratios=(3, 2))
+    plain(upper, lower, labelsize=13)
+    names = {"one advantage": ("one advantage", BLUE), "value": ("value, GAE", ORANGE)}
     names |= {"falling": ("fixed, falling", GREEN), "rising": ("fixed, rising", MUTED)}
     steps = range(1, 8)
-    for variant, (_, color) in names.items():
+    for variant, (name, color) in names.items():
         mine = where(read_rows("text/bridge.csv"), variant=variant)
-        runs = of_seeds(where(mine, learning_rate="0.0002"), "epoch", "reward")
-        mean_and_paths(first, runs, color)
         rates = sorted({float(row["learning_rate"]) for row in mine})
-        ends = [late_redness(mine, rate) for rate in rates]
-        second.plot(
-            rates, [np.mean(end) for end in ends], color=color, linewidth=2.2, marker="o", markersize=4
-        )
-        lows, highs = [min(end) for end in ends], [max(end) for end in ends]
-        second.fill_between(rates, lows, highs, color=color, alpha=0.15, linewidth=0)
+        ends = [np.mean(late_redness(mine, rate)) for rate in rates]
         sizes = [[float(row[f"weight {step}"] or 1) for step in steps] for row in mine]  # empty: one for all
-        third.plot(steps, np.mean(sizes, axis=0), color=color, linewidth=2.2)
-    first.set(ylim=(-0.05, 0.8))
-    second.set(ylim=(-0.05, 0.8), xscale="log")
-    second.set_xticks([1e-4, 2e-4, 4e-4, 8e-4], ["1e-4", "2e-4", "4e-4", "8e-4"])
-    second.minorticks_off()
-    third.set(xticks=list(steps), ylim=(0, 1.7))
-    texts = {
-        first: ("redness at 2e-4", "epoch"),
-        second: ("redness, epochs 8 to 10", "learning rate"),
-        third: ("size of the advantages", "denoising step"),
-    }
-    for axes, (heading, under) in texts.items():
+        for axes, x, y in ((upper, rates, ends), (lower, list(steps), np.mean(sizes, axis=0))):
+            axes.plot(x, y, "o-", color=color, linewidth=2.2, markersize=5)
+        upper.text(0.94 * rates[0], ends[0], name, color=color, ha="right", va="center")
+    upper.set(xlim=(4.3e-5, 8.6e-4), ylim=(0, 0.8), xscale="log")
+    upper.set_xticks([1e-4, 2e-4, 4e-4, 8e-4], ["1e-4", "2e-4", "4e-4", "8e-4"])
+    upper.minorticks_off()
+    lower.set(xticks=list(steps), ylim=(0, 1.7))
+    for axes, heading, under in (
+        (upper, "redness, epochs 8 to 10", "learning rate"),
+        (lower, "size of the advantages", "denoising step"),
+    ):
         axes.set_title(heading)
         axes.set_xlabel(under)
-    lines = [Line2D([], [], color=color, linewidth=2.2, label=text) for text, color in names.values()]
-    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False, labelcolor="linecolor")
     return figure
 
 

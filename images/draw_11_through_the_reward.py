@@ -4,16 +4,18 @@ import itertools
 from statistics import mean
 from typing import Any
 
+import numpy as np
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, minus, panels, plain, read_rows, show_image, where
+from plots import BENCHMARKS, image_rows, minus, panels, plain, read_rows, where
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLORS = {"DRaFT-10": RED, "DRaFT-3": ORANGE, "ReFL": PURPLE, "Flow-GRPO": BLUE}
 MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet")
 READINGS = (0, 64, 128, 256, 512)  # reward evaluations; rows of reward_gradient/*.png without the first
+DIGITS = (1, 2, 5, 8)  # of which images are shown
 CLIMB, MOMENTS = "DRaFT-10", (0, 128, 512)  # of the cover
 Row = dict[str, float]
 
@@ -43,9 +45,10 @@ def _columns(rows: list[Row], *names: str) -> list[list[float]]:
 
 
 def _strip(name: str, row: int) -> Any:
-    """Return a row of one of the experiment's image files."""
+    """Return images from a row of one of the experiment's files: two of each of four digits."""
     pixels = mpl_image.imread(BENCHMARKS / f"results/reward_gradient/{name}.png")
-    return pixels[32 * row : 32 * (row + 1)]
+    two = [pixels[32 * row : 32 * (row + 1), 64 * digit : 64 * (digit + 1)] for digit in DIGITS]
+    return np.concatenate(two, axis=1)
 
 
 def _seen(method: str, queries: int) -> Any:
@@ -59,21 +62,12 @@ def _number(value: float, digits: int = 2) -> str:
 
 def question() -> Figure:
     """Draw three rows of images of one run, and the measures of 150 images."""
-    figure, axes = diagram(6, 2.8)
-    columns = ((3.6, "reward", BLUE), (4.48, "first\nevaluator", GREEN), (5.47, "second\nevaluator", GREEN))
-    for x, text, ink in columns:
-        label(axes, x, 2.48, text, ink=ink)
-    run = _paths(CLIMB)[0]
-    for row, (letter, queries) in enumerate(zip("ABC", MOMENTS, strict=True)):
-        y, found, pixels = 1.53 - 0.7 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
-        label(axes, 0.2, y + 0.3, letter, size=15, weight="bold")
-        for place, digit in enumerate((1, 2, 8)):
-            two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            show_image(axes, 0.38 + 0.95 * place, y + 0.06, 0.92, two, height=0.46)
-        values = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}")
-        for (x, _, ink), text in zip(columns, values, strict=True):
-            label(axes, x, y + 0.3, text, ink=ink, size=14)
-    return figure
+    run, lines = _paths(CLIMB)[0], []
+    for letter, queries in zip("ABC", MOMENTS, strict=True):
+        found = run[READINGS.index(queries)]
+        correct = f"evaluators {found['judge']:.0%} and {found['second_judge']:.0%}"
+        lines.append((letter, f"reward {_number(found['reward'])}, {correct}", _seen(CLIMB, queries)))
+    return image_rows(lines)
 
 
 def _style(axes: Axes, below: str, beside: str) -> None:
@@ -122,28 +116,19 @@ def diversity() -> Figure:
 def distance() -> Figure:
     """Draw the Fréchet distance to handwriting along training."""
     figure, (axes,) = panels(1, (6, 4.7))
-    points, goal = _points(), _mean(_handwriting())
+    goal = _mean(_handwriting())
     axes.axhline(goal["frechet"], color=GREEN, linewidth=1.6)
-    axes.axhline(points["guidance 1.5"]["frechet"], color=INK, linewidth=1.4, linestyle=":")
-    for name, y, color in (
-        ("handwriting of the test split", goal["frechet"], GREEN),
-        ("untrained, guidance 1.5", points["guidance 1.5"]["frechet"], INK),
-    ):
-        axes.text(5.38, y - 0.1, name, color=color, ha="right", va="top")
-    for shift, (method, color) in enumerate(COLORS.items()):
-        path, places = _mean_path(method), [n + 0.05 * (shift - 1.5) * (n > 0) for n in range(len(READINGS))]
-        axes.plot(places, [row["frechet"] for row in path], "o-", color=color, lw=2.2, ms=6)
-        for place, rows in zip(places, zip(*_paths(method), strict=True), strict=True):
-            ends = [row["frechet"] for row in rows]
-            axes.plot([place, place], [min(ends), max(ends)], color=color, linewidth=1.2)
+    axes.text(5.38, goal["frechet"] - 0.1, "handwriting of the test split", color=GREEN, ha="right", va="top")
+    for method, color in COLORS.items():
+        path, marker = _mean_path(method), "s" if method == "ReFL" else "o"
+        axes.plot([row["frechet"] for row in path], marker, ls="-", color=color, lw=2.2, ms=6)
         for n, (before, after) in enumerate(itertools.pairwise(path)):
             if before["reward"] < goal["reward"] <= after["reward"]:  # a ring where it passes handwriting's
                 part = (goal["reward"] - before["reward"]) / (after["reward"] - before["reward"])
                 y = before["frechet"] + part * (after["frechet"] - before["frechet"])
-                x = places[n] + part * (places[n + 1] - places[n])
-                axes.plot(x, y, "o", mfc="none", mec=color, ms=14, mew=1.8)
-        above = {"ReFL": 0.15, "DRaFT-3": -0.3, "Flow-GRPO": 0.0}.get(method, 0)
-        axes.text(4.2, path[-1]["frechet"] + above, method, fontsize=13, color=color, va="center")
+                axes.plot(n + part, y, "o", mfc="none", mec=color, ms=14, mew=1.8)
+        shift = {"ReFL": 0.35, "DRaFT-3": -0.4}.get(method, 0)
+        axes.text(4.12, path[-1]["frechet"] + shift, method, fontsize=13, color=color, va="center")
     axes.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 5.4), ylim=(0, None))
     axes.spines["bottom"].set_bounds(0, 4)
     _style(axes, "reward evaluations", "Fréchet distance to handwriting")
@@ -161,18 +146,14 @@ def rows() -> Figure:
         lines.append((method, color, _seen(method, READINGS[-1]), last))
     written = _strip("points", names.index("handwriting 0"))
     lines.append(("handwriting", GREEN, written, _mean(_handwriting())))
-    figure, axes = diagram(6, 0.5 + 0.42 * len(lines))
-    for x, text in ((4.85, "reward"), (5.6, "Fréchet")):
-        note(axes, x, 0.27 + 0.42 * len(lines), text, align="center")
-    for number, (name, ink, pixels, found) in enumerate(lines):
-        y = 0.08 + 0.42 * (len(lines) - 1 - number)
-        label(axes, 1.25, y + 0.17, name, ink=ink, align="right")
-        for place, digit in enumerate((1, 2, 4, 5, 8)):
-            two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            show_image(axes, 1.33 + 0.635 * place, y + 0.02, 0.62, two, height=0.31)
-        for x, text in ((4.85, _number(found["reward"])), (5.6, _number(found["frechet"], 1))):
-            label(axes, x, y + 0.17, text, ink=ink)
-    return figure
+    texts = [
+        f"reward {_number(found['reward'])}, Fréchet distance {_number(found['frechet'], 1)}"
+        for *_, found in lines
+    ]
+    return image_rows(
+        [(name, text, pixels) for (name, _, pixels, _), text in zip(lines, texts, strict=True)],
+        [ink for _, ink, *_ in lines],
+    )
 
 
 def through() -> Figure:
