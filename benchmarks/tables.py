@@ -239,7 +239,8 @@ def results_table() -> str:
         lines.append([name, *measured("preference", [one]), *measured("edit", [other])])
     for method in EQUAL_TASKS["preference"].methods:
         lines.append([method, *(cell for task in forms for cell in measured(task, at_the_end(task, method)))])
-    return table(titles, "l" + "r" * (len(titles) - 1), lines)
+    found = table(titles, "l" + "r" * (len(titles) - 1), lines)
+    return found.replace(" to ", "\xa0to\xa0")  # JupyterLab would break ranges over lines
 
 
 def guide_table() -> str:

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def prose(lesson: str) -> str:
-    return "\n".join(source for kind, source in cells_of(lesson) if kind == "markdown")
+    """The text of a lesson; its tables have no-break spaces in ranges."""
+    text = "\n".join(source for kind, source in cells_of(lesson) if kind == "markdown")
+    return text.replace("\xa0", " ")
 
 
 def rows_of(path: str) -> list[Row]:
