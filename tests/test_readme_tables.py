@@ -1,7 +1,6 @@
 """Tables of the READMEs, from a result made up by hand."""
 
 import json
-import re
 
 import pytest
 
@@ -79,11 +78,38 @@ def test_epochs_on_a_gpu_are_beside_the_paper():
     assert found[-1] == f"Measured on one GPU (a card, 24.0 GB). {outcomes}"
 
 
-def test_the_verdict_beside_other_trainers_has_the_measured_ranges():
-    verdict = tables.speed_sentence(tables.read("benchmarks/speed/side_by_side.json")["runs"])
-    page = (tables.ROOT / "docs" / "beside-peers.md").read_text("utf-8").partition("<!--")[0]
-    ranges = re.findall(r"\d\.\d to \d\.\d", verdict)
-    assert ranges == re.findall(r"\d\.\d to \d\.\d", page)
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        (["2026-11-26"], "one day, 2026-11-26"),
+        (["2026-11-26", "2026-11-22"], "two days, 2026-11-22 to 2026-11-26"),
+        ([f"2026-11-{day}" for day in range(10, 21)], "11 days, 2026-11-10 to 2026-11-20"),
+    ],
+)
+def test_days_of_measurement_are_counted(days, words):
+    assert tables.measured_on(days) == words
+
+
+def test_speed_has_the_ranges_of_all_days_with_equal_gradients():
+    def row(against, size, peer, ours, floor=1.0, difference=1e-5):
+        seconds = {"peer": peer, "ours": ours, "floor": floor}
+        found = {name: {"whole": [value, value, value]} for name, value in seconds.items()}
+        apart = difference and {"ours": difference}
+        return {"against": against, "size": size, "gradient_difference": apart, **found}
+
+    first = [row("TRL", "TRL", 5.0, 2.0), row("imageddpo", "gaussian-glasses", 4.0, 1.0)]
+    first += [row("imageddpo", "gaussian-glasses", 9.0, 1.0, difference=None), row("TRL", "large", 2.4, 2.0)]
+    first += [{"against": "TRL", "size": "TRL", "error": "none", "ours": {"whole": [1, 1, 1]}}]
+    second = [row("TRL", "TRL", 6.0, 2.0), row("imageddpo", "TRL", 9.0, 1.0)]  # not its own example
+    runs = [{"day": day, "machine": "m", "rows": rows} for day, rows in (("2", first), ("1", second))]
+    shown = tables.speed_table(runs).splitlines()
+    assert [line.split(" | ")[1] for line in shown[2:5]] == [
+        "2.5 to 3.0 times |", "4.0 to 4.0 times |", "1.2 to 1.2 times |",
+    ]  # fmt: skip
+    assert shown[-1] == "The gradients are equal. Measured on two days, 1 to 2 (m)."
+    answer = tables.speed_answer(runs)
+    assert "takes 2.5 to 4.0 times as long" in answer
+    assert "takes 1.0 to 2.0 times as long as the forward" in answer
 
 
 @pytest.mark.parametrize("path", tables.PAGES)
