@@ -164,10 +164,12 @@ def test_main_prints_one_line_per_finding_and_fails_if_one_does(monkeypatch, cap
     fine, bad = doctor.Check(True, "fine"), doctor.Check(False, "bad: do this")
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine]),))
     assert doctor.run() == 0
-    assert capsys.readouterr().out == "[OK]   fine\n"
+    assert capsys.readouterr().out == "[OK]   fine\n\n1 of 1 checks passed\n"
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([bad]), lambda: iter([fine])))
     assert doctor.run() == 1
-    assert capsys.readouterr().out == "[FAIL] bad: do this\n[OK]   fine\n"
+    *lines, nothing, verdict = capsys.readouterr().out.splitlines()
+    assert (lines, nothing) == (["[FAIL] bad: do this", "[OK]   fine"], "")
+    assert verdict.startswith("1 of 2 checks passed: fix what the lines with [FAIL] name")
 
 
 def test_main_survives_a_torch_that_cannot_be_imported(monkeypatch, capsys):

@@ -15,6 +15,7 @@ GIB = 2**30
 MEMORY_NEEDED_GIB = 2.0  # the demo peaks at 0.9; the rest is room for the system
 DISK_NEEDED_GIB = 1.0  # the demo writes megabytes
 DISK_FULL_SIZE_GIB = 10  # Stable Diffusion, CLIP, checkpoints and grids (paper_run.json)
+NEXT_AFTER_FAILURE = ": fix what the lines with [FAIL] name, and run `ddpo-lessons doctor` again"
 
 
 @dataclass
@@ -160,9 +161,10 @@ def _findings() -> Iterator[Check]:
 
 
 def run(_: object = None) -> int:
-    """Print an [OK] or [FAIL] line for each finding; return 0 when every line is [OK], else 1."""
-    status = 0
+    """Print an [OK] or [FAIL] line for each finding, then a verdict; return 0 if all are [OK], else 1."""
+    count = failed = 0
     for finding in _findings():
         print(finding, flush=True)
-        status |= not finding.ok
-    return status
+        count, failed = count + 1, failed + (not finding.ok)
+    print(f"\n{count - failed} of {count} checks passed{NEXT_AFTER_FAILURE if failed else ''}", flush=True)
+    return int(failed > 0)

@@ -63,6 +63,11 @@ def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:
     return Finding(check, passed, says if passed else f"{says}; {remedy}")
 
 
+def _optimizer_steps(count: int) -> str:
+    """Return a number of optimizer steps in words, such as "1 optimizer step"."""
+    return f"{count} optimizer step{'' if count == 1 else 's'}"
+
+
 def skip_if_failed(finding: Finding) -> Finding:
     """Mark a failed check as not checked, because rewards that do not differ are the cause."""
     says = "not checked, because rewards do not differ, so that every gradient is 0"
@@ -163,7 +168,7 @@ class FirstEpoch:
         late = len(self.rates) < 2 or self.learner.accelerator.scaler is not None
         asked = [name for name in read if not (late and ("lora_A" in name or "lora.down" in name))]
         silent = [name for name in asked if sizes[name] == 0]
-        says = f"{len(asked) - len(silent)} of {len(asked)} do in {len(self.rates)} optimizer steps"
+        says = f"{len(asked) - len(silent)} of {len(asked)} do in {_optimizer_steps(len(self.rates))}"
         if len(read) < len(sizes):
             says += f" (left out: {len(sizes) - len(read)} whose output the model drops)"
         return judged(
@@ -188,7 +193,7 @@ class FirstEpoch:
         excused = steps > 0 and rate == 0  # it may warm up from 0
         size = (squares.sum() / sizes.sum()).sqrt().item()
         such = f", but {len(still)} of {len(names)} stay, such as {still[0]}" if still else ""
-        says = f"by {size:.1e} (rms) in {steps} optimizer steps at a learning rate of {rate:g}{such}"
+        says = f"by {size:.1e} (rms) in {_optimizer_steps(steps)} at a learning rate of {rate:g}{such}"
         if norms.any():
             fine = excused or (size > 0 and not still)
             remedy = "does the optimizer hold other weights than the model, or some of them only?"
