@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import logging
 import re
@@ -427,8 +428,8 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     assert calls == [(["a red three", "a blue four"], 0.5, 4, 5.0)]  # the policy that was trained
 
 
-def help_of(command: str, capsys: Any) -> str:
-    assert cli.main([command, "--help"]) == 0
+def help_of(command: str, capsys: Any, flag: str = "--help") -> str:
+    assert cli.main([command, flag]) == 0
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
@@ -458,7 +459,7 @@ def test_output_that_nobody_reads_is_no_error(words, here):
 
 def test_help_explains_every_field(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
-    train_help, demo_help = (help_of(command, capsys) for command in ("train", "demo"))
+    train_help, demo_help = help_of("train", capsys, "--help-all"), help_of("demo", capsys)
     assert "--train-learning-rate FLOAT Learning rate. (default: 0.0003; for tiny-sd: 0.002)" in train_help
     for field in dataclasses.fields(DDPOConfig):
         assert f" --{field.name.replace('_', '-')}" in train_help
@@ -468,6 +469,41 @@ def test_help_explains_every_field(capsys, monkeypatch):
     assert "--algorithm {branching,ddpo} Algorithm of training; each has its own schedule." in demo_help
     assert "the algorithm's schedule. --eval-images" in demo_help  # no default of None beside "If left out"
     assert "--damage KIND [KIND ...] With --images" in train_help
+
+
+@pytest.mark.parametrize("command", ["train", "preflight"])
+@pytest.mark.parametrize("words", [["--help"], ["--preset", "edit", "-h"]])
+def test_help_of_a_run_is_short_and_begins_with_what_most_runs_need(command, words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([command, *words]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 80
+    flags = re.findall(r"^[│ ] --([a-z-]+)", text, re.MULTILINE)
+    assert flags[:5] == ["reward", "images", "prompt", "num-epochs", "output-dir"]
+    assert flags[-1] == "help-all"
+    for registry in (PRESETS, ALGORITHMS, rewards.REWARDS):
+        assert [name for name in registry if not re.search(rf"\b{name}\b", text)] == []
+    everything = help_of(command, capsys, "--help-all")
+    assert [flag for flag in flags[:-1] if f" --{flag} " not in everything.replace(",", " ")] == []
+    groups = [
+        everything.index(f" {group} options ") for group in ("run", "sampling", "training", "advantage")
+    ]
+    assert groups == sorted(groups)
+
+
+def test_the_groups_of_settings_are_those_of_the_config():
+    """Each begins where config.py has a heading."""
+    source = inspect.getsource(DDPOConfig)
+    assert re.findall(r"# --- .*\n    (\w+):", source) == [*options.GROUPS.values()]
+
+
+@pytest.mark.parametrize("name", [None, *cli.COMMANDS])
+def test_help_fits_a_terminal_of_80_columns(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([name, "--help"] if name else []) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):

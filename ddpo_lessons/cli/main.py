@@ -25,10 +25,10 @@ from ddpo_lessons.words import similar
 # Each command has a module with the function `run(flags)`; its flags are a class of `options`.
 COMMANDS = {
     "demo": "Train an img2img model to find an animal in confetti.",
-    "preflight": "Rehearse a run's first epoch (flags of train) and check for faults that raise no error.",
-    "train": "Train a model on a reward; on several GPUs: accelerate launch -m ddpo_lessons.cli train",
-    "sample": "Generate images with a trained policy, such as --run RUN, from prompts or images.",
-    "plot": "Plot the records of runs as one figure: rewards, ratio errors, clipping, KL, images.",
+    "preflight": "Run a first epoch, and check it for faults that raise no error.",
+    "train": "Train a model on a reward.",
+    "sample": "Generate images with a trained model, from prompts or images.",
+    "plot": "Plot the rewards, other curves and images of runs.",
     "doctor": "Check what works on this machine.",
 }
 EXAMPLES = {
@@ -40,10 +40,15 @@ EXAMPLES = {
     "doctor": "ddpo-lessons doctor",
 }
 HELP = "\n".join(
-    ["usage: ddpo-lessons COMMAND [FLAGS]; ddpo-lessons COMMAND --help lists the flags\n"]
+    ["usage: ddpo-lessons COMMAND [FLAGS]\n"]
     + [f"  {name:10} {about}" for name, about in COMMANDS.items()]
-    + ["\nTo begin, run `ddpo-lessons doctor`, then `ddpo-lessons demo`, which takes some minutes on a CPU."]
+    + ["\n`ddpo-lessons COMMAND --help` shows the flags of a command. To begin, run"]
+    + ["`ddpo-lessons doctor`, then `ddpo-lessons demo`, which takes some minutes."]
 )
+# Paragraphs of the help of train and preflight, of one line each, because tyro does not wrap them.
+REQUIRED = "Give --reward or --preset. All other flags have defaults."
+MORE = f"{REQUIRED} See all: --help-all"
+SEVERAL_GPUS = "On several GPUs:\n  accelerate launch -m ddpo_lessons.cli"
 
 
 def _flags(name: str) -> Any:
@@ -69,12 +74,18 @@ def parse(argv: Sequence[str]) -> Any:
             args=argv,
             config=config,
         )
+    flags, about = _flags(name), f"{COMMANDS[name]}\n\nExample:\n  {EXAMPLES[name]}"
     if name in ("train", "preflight"):
         from ddpo_lessons.cli.config_file import expand
+        from ddpo_lessons.cli.options import common_flags
 
-        words = expand(words)
-    about = f"{COMMANDS[name]}\n\nExample: {EXAMPLES[name]}"
-    return tyro.cli(_flags(name), prog=f"ddpo-lessons {name}", description=about, args=words, config=config)
+        if "--help-all" in words:
+            words, about = ["--help"], f"{about}\n\n{SEVERAL_GPUS} {name} FLAGS\n\n{REQUIRED}"
+        elif {"--help", "-h"} & {*words}:
+            flags, about = common_flags(), f"{about}\n\n{MORE}"
+        else:
+            words = expand(words)
+    return tyro.cli(flags, prog=f"ddpo-lessons {name}", description=about, args=words, config=config)
 
 
 def _own_line(error: BaseException) -> str:

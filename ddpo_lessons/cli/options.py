@@ -8,7 +8,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_origin, get_type_hints
 
@@ -25,6 +25,7 @@ from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.folders import LABEL
 from ddpo_lessons.data.prompts import from_file
 from ddpo_lessons.named_prompts import PROMPTS, get_prompts
+from ddpo_lessons.rewards import REWARDS
 from ddpo_lessons.words import similar
 
 T = TypeVar("T")
@@ -38,8 +39,17 @@ JSON = PrimitiveConstructorSpec(
 )
 
 
-def _settings() -> Any:
-    """Return the type of a dict of `DDPOConfig` fields, which tyro fills with the flags that are given."""
+# First fields of the groups of settings, in the order of DDPOConfig.
+GROUPS = {
+    "run": "exp_name",
+    "sampling": "sample_num_steps",
+    "training": "train_batch_size",
+    "advantage": "per_prompt_stat_tracking",
+}
+
+
+def _setting_flags() -> dict[str, Any]:
+    """Return the types of the fields of `DDPOConfig`, with all that tyro shows of their flags."""
     hints, defaults = get_type_hints(DDPOConfig), DDPOConfig().to_dict()
     preset = PRESETS["digit_world"].config  # of tiny-sd, the default model
     flags = {}
@@ -55,7 +65,26 @@ def _settings() -> Any:
         )
         written = (JSON,) if get_origin(hints[name]) is dict else ()
         flags[name] = Annotated[hints[name], about, *written]
-    return TypedDict("Settings", flags, total=False)  # type: ignore[operator]
+    return flags
+
+
+def _settings() -> Any:
+    """Return a function that joins groups of settings, which tyro fills with the flags that are given."""
+    groups: dict[str, dict[str, Any]] = {}
+    starts = {first: title for title, first in GROUPS.items()}
+    for name, kind in _setting_flags().items():
+        if name in starts:
+            group = groups[starts[name]] = {}
+        group[name] = kind
+
+    def settings(run: Any, sampling: Any, training: Any, advantage: Any) -> dict[str, Any]:
+        return {**run, **sampling, **training, **advantage}
+
+    settings.__annotations__ = {
+        title: Annotated[TypedDict(title, flags, total=False), tyro.conf.arg(prefix_name=False)]  # type: ignore[operator]
+        for title, flags in groups.items()
+    }
+    return settings
 
 
 def _with_help(flags: type[T]) -> type[T]:
@@ -150,24 +179,18 @@ class Train:
 
     settings: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings())]
     """Fields of DDPOConfig."""
-    config: Path | None = None
-    """File with flags: YAML, or the config.json of a run that you want to repeat. Flags on the command line
-    override it."""
+    reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text())] = None
+    preset: Annotated[str | None, tyro.conf.arg(help=NAMED)] = None
     model: str | None = None
     """Model: tiny-sd, tiny-sd3 or tiny-zoo (in the package), a folder, or a name on the hub. If left out,
     the preset's model, or tiny-sd."""
-    preset: Annotated[str | None, tyro.conf.arg(help=NAMED)] = None
     algorithm: Annotated[str | None, tyro.conf.arg(help=ALGORITHM)] = None
-    reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text())] = None
-    judge: str | None = None
-    """Held-out evaluator: a second reward, in the syntax of --reward, that is recorded as reward/judge and
-    not trained on. If it falls while the reward rises, the policy exploits the reward."""
-    prompts: Annotated[str | None, tyro.conf.arg(help=PROMPT_SOURCES)] = None
-    prompt: str | None = None
-    """Single prompt for all samples."""
     images: Path | None = None
     """Folder of input images for img2img or for an editing model. The names of subfolders are labels.
     NAME.txt has the prompts of the image NAME.png, one per line."""
+    prompt: str | None = None
+    """Single prompt for all samples."""
+    prompts: Annotated[str | None, tyro.conf.arg(help=PROMPT_SOURCES)] = None
     noise_strength: float | None = None
     """With --images: fraction of the denoising schedule that is run, from above 0 (nearly unchanged images)
     to 1. If left out, the preset's value, or 0.2."""
@@ -176,6 +199,9 @@ class Train:
     damage: Annotated[tuple[str, ...] | None, tyro.conf.arg(help=DAMAGE, metavar="KIND [KIND ...]")] = None
     severity: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT [INT ...]")] = None
     """Severities of the damage, from 1 (weak) to 5 (strong). If left out, all five."""
+    judge: str | None = None
+    """Held-out evaluator: a second reward, in the syntax of --reward, that is recorded as reward/judge and
+    not trained on. If it falls while the reward rises, the policy exploits the reward."""
     validation: Path | None = None
     """Held-out data, which is not trained on. At intervals during training, the run generates images from
     it, always with the same noise, and computes their rewards. Give a folder of images if --images is set,
@@ -183,6 +209,9 @@ class Train:
     validation_freq: int = 10
     """Number of epochs between two validations. There is also a validation before the first epoch and
     after the last."""
+    config: Path | None = None
+    """File with flags: YAML, or the config.json of a run that you want to repeat. Flags on the command line
+    override it."""
     dry_run: bool = False
     """Print what the run would do, with the numbers of samples and steps per epoch and in total, and exit
     without loading weights."""
@@ -319,6 +348,50 @@ class Preflight(Train):
     """Flags of `preflight`, which are those of `train`."""
 
 
+# The common flags of `train` in the order of their use, and the texts that are shorter than those of
+# `--help-all`.
+COMMON: dict[str, str | None] = {
+    "reward": (
+        "Reward to maximize: a name, a function as FILE.py:FUNCTION, or a weighted sum such as "
+        f"clip_score=1,my.py:red=0.2. Names: {', '.join(REWARDS)}."
+    ),
+    "images": "Folder of input images, for img2img or an editing model. If left out, text-to-image.",
+    "prompt": "Single prompt for all samples (--prompts takes a file of them).",
+    "num_epochs": "Number of epochs.",
+    "output_dir": "Folder of the run. If left out, logs/ddpo.",
+    "noise_strength": None,
+    "preset": None,
+    "model": None,
+    "algorithm": (
+        f"Algorithm: {', '.join(ALGORITHMS)}, or your own as FILE.py:CLASS. If left out, the preset's, or "
+        "ddpo."
+    ),
+    "train_learning_rate": None,
+    "seed": "Seed of all random numbers.",
+    "validation": "Held-out folder of images, or file of prompts, whose rewards are recorded at intervals.",
+    "resume_from": 'Checkpoint to continue from: "auto" takes the newest, or starts if there is none.',
+    "dry_run": "Print what the run would do, and exit without loading weights.",
+    "help_all": "Show all flags, in groups, and exit.",
+}
+
+
+def common_flags() -> type:
+    """Return a class with the common flags of `train` alone, which tyro shows after `--help`."""
+    kinds: dict[str, Any] = {
+        **get_type_hints(Train, include_extras=True),
+        **_setting_flags(),
+        "help_all": bool,
+    }
+    defaults: dict[str, Any] = {**vars(DDPOConfig), **vars(Train), "help_all": False}
+    fields = []
+    for name, text in COMMON.items():
+        kind = kinds[name] if text is None else Annotated[kinds[name], tyro.conf.arg(help=text)]
+        if name in ("output_dir", "resume_from", "dry_run", "help_all"):  # off by default
+            kind = Annotated[kind, tyro.conf.arg(help_behavior_hint=""), tyro.conf.FlagCreatePairsOff]
+        fields.append((name, kind, field(default=defaults[name])))
+    return make_dataclass("Common", fields)
+
+
 @_with_help
 @dataclass
 class Sample:
@@ -327,10 +400,6 @@ class Sample:
     run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
     """Folder of a run. It provides the model, weights, prompts, images and settings that no other flag
     gives."""
-    model: str | None = None
-    """Model as a folder or a name on the hub. If left out, the run's, or tiny-sd."""
-    lora: Path | None = None
-    """Folder of LoRA weights. If it is inside a run's folder, the run's settings are used."""
     images: Annotated[list[Path], tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="")] = field(
         default_factory=list
     )
@@ -340,24 +409,28 @@ class Sample:
     """Prompt of all images. If left out, the run's prompts, or the first line of NAME.txt."""
     count: int | None = None
     """Number of images without --images. If left out, 4."""
-    noise_strength: float | None = None
-    """For img2img: fraction of the schedule that is run. If left out, the run's, or 0.2."""
-    resolution: int | None = None
-    """Side of the images in pixels. If left out, the run's, or the model's own."""
-    keep_size: bool = False
-    """For img2img: keep image sizes that the model can take, instead of resizing all to the model's own."""
-    steps: int | None = None
-    """Number of denoising steps of the whole schedule. If left out, the run's, or 50."""
-    guidance_scale: float | None = None
-    """Scale of classifier-free guidance. If left out, the run's, or 5."""
-    seed: int = 0
-    """Seed of the noise."""
-    batch_size: int = 4
-    """Number of images that are generated together; it does not change the images."""
     output_dir: Path = Path("samples")
     """Output folder, which must be empty."""
     overwrite: bool = False
     """Allow an output folder that is not empty, and replace files of the same name."""
+    seed: int = 0
+    """Seed of the noise."""
+    noise_strength: float | None = None
+    """For img2img: fraction of the schedule that is run. If left out, the run's, or 0.2."""
+    steps: int | None = None
+    """Number of denoising steps of the whole schedule. If left out, the run's, or 50."""
+    guidance_scale: float | None = None
+    """Scale of classifier-free guidance. If left out, the run's, or 5."""
+    resolution: int | None = None
+    """Side of the images in pixels. If left out, the run's, or the model's own."""
+    keep_size: bool = False
+    """For img2img: keep image sizes that the model can take, instead of resizing all to the model's own."""
+    batch_size: int = 4
+    """Number of images that are generated together; it does not change the images."""
+    model: str | None = None
+    """Model as a folder or a name on the hub. If left out, the run's, or tiny-sd."""
+    lora: Path | None = None
+    """Folder of LoRA weights. If it is inside a run's folder, the run's settings are used."""
 
     @functools.cached_property
     def policy(self) -> Policy:
