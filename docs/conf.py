@@ -9,16 +9,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
 from docutils import nodes
-from PIL import Image, ImageColor
-from scipy import ndimage
+from PIL import Image
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ddpo_lessons.cli import options as flags  # noqa: E402
+from images import dark  # noqa: E402
 
 project = "ddpo-lessons"
 copyright = "ddpo-lessons, MIT license"
@@ -60,8 +59,7 @@ default_role = "py:obj"  # docstrings have Markdown's single backticks
 
 html_theme = "furo"
 pygments_dark_style = "monokai"  # furo's own underlines modules as if they were links
-_INVERTED = "invert(0.92) hue-rotate(180deg)"  # dark paper, and hues stay
-html_theme_options = {"dark_css_variables": {"figure-filter": "brightness(0.8)", "plot-filter": _INVERTED}}
+html_theme_options = {"dark_css_variables": {"figure-filter": "brightness(0.8)", "plot-filter": dark.FILTER}}
 html_title = "ddpo-lessons"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
@@ -99,43 +97,6 @@ def keep_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines
         lines.insert(0, "\\")
 
 
-def invert(colors: np.ndarray) -> np.ndarray:
-    """Return colors (..., 3) of 8 bits as the filter `_INVERTED` shows them."""
-    inverted = 0.92 - 0.84 / 255 * colors
-    turned = 2 * (inverted @ (0.213, 0.715, 0.072))[..., None] - inverted
-    return np.rint(255 * turned.clip(0, 1)).astype(np.uint8)
-
-
-def dark_svg(text: str) -> str | None:
-    """Return an SVG with all colors inverted but those of its images, or None if it has no images."""
-    if "<image" not in text:
-        return None
-    color = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
-    text = color.sub(lambda match: f"#{invert(np.array(ImageColor.getrgb(match[0]))).tobytes().hex()}", text)
-    return text.replace("<svg ", '<svg fill="#ebebeb" ', 1)  # Matplotlib leaves out the color of black text
-
-
-def images_on_paper(pixels: np.ndarray) -> list[tuple[slice, slice]]:
-    """Return the places of the images in a plot (H, W, 3): what is large, nearly full and of many colors."""
-    is_drawn = (pixels != pixels[0, 0]).any(axis=-1)  # the corner is paper
-    places, side = [], max(24, pixels.shape[1] // 30)
-    for place in ndimage.find_objects(ndimage.label(is_drawn, np.ones((3, 3)))[0]):
-        region = pixels[place]
-        is_large = min(region.shape[:2]) > side and is_drawn[place].mean() > 0.5
-        if is_large and len(np.unique(region.reshape(-1, 3), axis=0)) > 40:
-            places.append(place)
-    return places
-
-
-def dark_png(pixels: np.ndarray) -> np.ndarray | None:
-    """Return a plot (H, W, 3) with all inverted but its images, or None if it has no images."""
-    places = images_on_paper(pixels)
-    dark = invert(pixels)
-    for place in places:
-        dark[place] = pixels[place]
-    return dark if places else None
-
-
 def darken_figures(app: Sphinx, doctree: nodes.document, name: str) -> None:
     """Mark what a dark page can invert, and give it a copy of what has images and text."""
     folder = app.doctreedir / "dark"
@@ -144,14 +105,15 @@ def darken_figures(app: Sphinx, doctree: nodes.document, name: str) -> None:
         path = ROOT / node["uri"]
         copy = folder / path.name
         if path.suffix == ".svg":
-            if text := dark_svg(path.read_text("utf-8")):
-                copy.write_text(text, "utf-8")
+            text = path.read_text("utf-8")
+            if "<image" in text:
+                copy.write_text(dark.dark_svg(text), "utf-8")
         else:
-            pixels = np.asarray(Image.open(path).convert("RGB"))
+            pixels = dark.read_pixels(path)
             if (pixels[0] != pixels[0, 0]).any():  # no paper
                 continue
-            if (dark := dark_png(pixels)) is not None:
-                Image.fromarray(dark).save(copy)
+            if (inverted := dark.dark_png(pixels)) is not None:
+                Image.fromarray(inverted).save(copy)
         if copy.exists():
             app.env.images.add_file(name, str(copy))
             twin = node.deepcopy()

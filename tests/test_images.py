@@ -10,8 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 
+from images import dark as dark_copies
 from images import inline
 
 IMAGES = Path(__file__).parents[1] / "images"
@@ -73,6 +75,24 @@ def test_diagrams_bring_their_own_light_background():
         first = re.search(r'<g id="patch_1">.*?</g>', path.read_text(encoding="utf-8"), re.DOTALL)
         assert first, path.name
         assert f"fill: {card}" in first[0], path.name
+
+
+def test_every_figure_of_the_readme_has_a_current_dark_copy():
+    readme = (IMAGES.parent / "README.md").read_text("utf-8")
+    shown = re.findall(r'<img src="images/([\w.-]+)"', readme)
+    assert shown
+    assert "![" not in readme
+    assert [path.name for path in dark_copies.named()] == shown
+    assert {*dark_copies.named()} == {*(IMAGES / "dark").iterdir()}
+    for copy in dark_copies.named():
+        original = IMAGES / copy.name
+        if copy.suffix == ".svg":
+            is_current = copy.read_text("utf-8") == dark_copies.dark_svg(original.read_text("utf-8"))
+        else:
+            is_current = np.array_equal(
+                dark_copies.read_pixels(copy), dark_copies.dark_png(dark_copies.read_pixels(original))
+            )
+        assert is_current, f"run: python images/dark.py, because {copy.name} is not the original's"
 
 
 def figures(lesson: Path) -> list[str]:
