@@ -29,8 +29,8 @@ README = (ROOT / "README.md").read_text("utf-8")
 INSTALL = (ROOT / "docs" / "install.md").read_text("utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
 PHOTOGRAPHS, *_ = (block for block in blocks("sh") if "photos" in block)
@@ -40,12 +40,10 @@ COMMANDS = [
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("ddpo-lessons ")
 ]
-REWARD, TRAIN, USE = blocks("python")
-
-
-def on_a_gpu(code: str) -> str:
-    """Make the changes that the comments of a block name."""
-    return re.sub(r"^(.*? = ).*  # on a GPU: (.*)$", r"\1\2", code, flags=re.MULTILINE)
+REWARD, TRAIN = blocks("python")
+OWN_IMAGES = (ROOT / "docs" / "howto" / "own-images.md").read_text("utf-8")
+USE, MODEL = blocks("python", OWN_IMAGES.partition("## Load the LoRA in plain diffusers")[2])
+USE = USE.replace('Path("try"), "", "photos/a.jpg"', 'Path("again"), "warm light", "photos/flower.jpg"')
 
 
 def settings_of(config: DDPOConfig, strength: float | None) -> dict[str, Any]:
@@ -77,13 +75,13 @@ needs_sh = pytest.mark.skipif(shutil.which("sh") is None, reason="there is no sh
 @needs_sh
 @pytest.mark.usefixtures("example", "one_thread")
 def test_the_example_goes_from_photographs_to_an_edited_one():
-    """One epoch of it; the blocks are executed as they stand otherwise."""
+    """One epoch of it, then the script of the page on own images; otherwise the blocks stay as they are."""
     assert len(find_images("photos").files) == 2
     trainer = run(TRAIN.replace('"num_epochs": 20', '"num_epochs": 1'))["trainer"]
     assert all(finding.passed for finding in trainer.preflight)
     used = run(USE)
     assert Image.open("edited.png").size == (32, 32)
-    config, record = read_run(Path("warm-run"))
+    config, record = read_run(Path("again"))
     assert used["settings"] == settings_of(config, record["noise_strength"])
     adapters = [name for name, _ in used["pipeline"].unet.named_parameters() if "lora_B" in name]
     assert adapters
@@ -94,17 +92,18 @@ def test_the_example_goes_from_photographs_to_an_edited_one():
 @pytest.mark.usefixtures("example", "one_thread")
 def test_the_example_s_changes_for_a_gpu_train_stable_diffusion(model, monkeypatch):
     """On a random tiny model in its place, on a CPU, in small epochs."""
-    preset, train, use = PRESETS["edit"], on_a_gpu(TRAIN), on_a_gpu(USE)
-    assert 'preset, size = PRESETS["edit"], 512\n' in train
-    assert f'model = "{preset.model}"\nsize, ' in use
+    preset = PRESETS["edit"]
+    assert 'replace `"digit_world"` by `"edit"`, and 32 by 512.' in README
+    assert f'model, size = "{preset.model}", 512\n' == MODEL
     small = {"sample_num_batches_per_epoch": 2, "train_gradient_accumulation_steps": 1}
     small |= {"sample_num_steps": 6, "mixed_precision": "no"}
     changed = replace(preset, model=model, config={**preset.config, **small})
     monkeypatch.setitem(PRESETS, "edit", changed)
-    trainer = run(train.replace('"num_epochs": 20', '"num_epochs": 1').replace("512", "32"))["trainer"]
+    train = TRAIN.replace("digit_world", "edit")
+    trainer = run(train.replace('"num_epochs": 20', '"num_epochs": 1'))["trainer"]
     assert trainer.plan.optimizer_steps == 2
-    used = run(use.replace("512", "32").replace(preset.model, model))
-    assert used["settings"] == settings_of(DDPOConfig(**preset.config), preset.noise_strength)
+    used = run(re.sub("^model, size = .*", f'model, size = "{model}", 32', USE, flags=re.MULTILINE))
+    assert used["settings"] == settings_of(trainer.config, preset.noise_strength)
     assert Image.open("edited.png").size == (32, 32)
 
 
@@ -116,7 +115,7 @@ def test_the_commands_are_the_example(capsys):
     train = ["1" if word == "20" else word for word in train]
     assert main(train[1:]) == 0
     run(TRAIN.replace('"num_epochs": 20', '"num_epochs": 1'))
-    assert records_of(Path(train[-1])) == records_of(Path("warm-run"))
+    assert records_of(Path(train[-1])) == records_of(Path("again"))
     assert main(sample[1:]) == 0
     assert Path("edited/grid.png").is_file()
     on_gpu = parse([*train[1:], "--preset", "edit"])
@@ -132,7 +131,7 @@ def test_the_commands_are_the_example(capsys):
 def test_the_example_s_reward_rises(seed):
     """On scikit-learn's two photographs; tiny-sd has seen none."""
     run(TRAIN.replace('"num_epochs": 20', f'"num_epochs": 20, "seed": {seed}'))
-    rewards = [row["reward_mean"] for row in read_metrics("warm-run", "epoch")]
+    rewards = [row["reward_mean"] for row in read_metrics("again", "epoch")]
     assert rewards[0] < 0.1
     assert min(rewards[-2:]) > 0.25
 
