@@ -13,6 +13,6 @@ class Lines(list[T]):
         return "\n".join(map(str, self))
 
 
-def wrap(text: str, indent: int) -> str:
-    """Wrap a line at 88 columns, as wide as a notebook's output; later lines are indented."""
-    return textwrap.fill(text, 88, subsequent_indent=" " * indent, break_long_words=False)
+def wrap(text: str, indent: int, width: int = 88) -> str:
+    """Wrap a line, by default as wide as a notebook's output; later lines are indented."""
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False)

@@ -111,6 +111,10 @@ def test_train_then_sample(here, model, capsys):
     ]
     assert [Image.open(path).size for path in paths[:3]] == [(32, 32)] * 3
     assert Image.open(paths[3]).size == (3 * 96, 96)  # small images are enlarged to 96 pixels
+    again = ["train", *TINY, "--model", model, "--prompt", "a red three", "--output-dir", "a run"]
+    assert cli.main(again) == 2
+    flags = "set --resume-from auto to continue it, --overwrite to replace it, or choose another --output-dir"
+    assert flags in capsys.readouterr().err
 
 
 def test_full_training_writes_a_pipeline(here, model, capsys):
@@ -171,6 +175,7 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     flags = (*TINY, *sizes.split(), *noise.split(), "--images", captioned, "--dry-run")
     run_command("train", "--model", model, *flags)
     text = capsys.readouterr().out
+    assert f"model: {model}\nreward: " in text
     assert "images: 2 in" in text
     assert "prompts: captions, 3 different ones: " in text
     # 6 samples, 7 steps, two passes of each; six epochs, of which every second is saved

@@ -223,6 +223,7 @@ def test_a_run_writes_and_warns_of_what_its_first_epoch_shows(tmp_path, monkeypa
 @pytest.mark.filterwarnings("ignore")
 def test_the_command_prints_a_line_a_check_and_leaves_no_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "flat.py").write_text("def flat(images, prompts, metadata):\n    return [1] * len(images)\n")
     words = (
         "--reward flat.py:flat --sample-batch-size 4 --sample-num-batches-per-epoch 1 --train-batch-size 4"
@@ -231,7 +232,7 @@ def test_the_command_prints_a_line_a_check_and_leaves_no_run(tmp_path, capsys, m
     assert main(["preflight", *words.split()]) == 1
     said = capsys.readouterr().out
     assert [line[:40] for line in said.splitlines() if "FAIL" in line] == [f"FAIL  {DIFFER}: st"]
-    assert max(map(len, said.splitlines())) <= 88
+    assert max(map(len, said.splitlines())) <= 80
     lines = said.replace("\n      ", " ").splitlines()  # as before they were wrapped
     because = "not checked, because rewards do not differ, so that every gradient is 0"
     assert [line for line in lines if line.startswith("skip")] == [

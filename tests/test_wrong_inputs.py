@@ -123,12 +123,12 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     # files and folders of runs
     ("train --config broken.yaml", "--config broken.yaml", "YAML"),
     ("train --config typo.yaml", "--config typo.yaml", "num_epochs"),
-    ("train --model tiny-sd --resume-from latest --output-dir new", "resume_from='auto' starts the run"),
+    ("train --model tiny-sd --resume-from latest --output-dir new", "--resume-from auto starts the run"),
     ("train --resume-from nowhere", "--resume-from nowhere holds no state.json"),
     ("train --resume-from photos --output-dir new", "--resume-from photos", "checkpoint"),
     ("train --train-lora-from photos", f"--train-lora-from photos holds no {LORA_FILE}"),
-    ("train --model tiny-sd --output-dir photos/a.png", "is a file: choose another output_dir"),
-    ("train --model tiny-sd --output-dir photos/a.png --dry-run", "is a file: choose another output_dir"),
+    ("train --model tiny-sd --output-dir photos/a.png", "is a file: choose another --output-dir"),
+    ("train --model tiny-sd --output-dir photos/a.png --dry-run", "is a file: choose another --output-dir"),
     ("demo --output-dir photos/a.png", "photos/a.png is a file; choose another folder"),
     ("plot photos/a.png", "photos/a.png is a file: give the folder of the run"),
     # sampling

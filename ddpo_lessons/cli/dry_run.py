@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from ddpo_lessons.plan import counts
 from ddpo_lessons.training.runlog import claim
 
 SHOWN = 80  # characters of a prompt
+# Settings in the messages of `claim`, as flags.
+IN_FLAGS = {"resume_from='auto'": "--resume-from auto", "resume_from='latest'": "--resume-from latest"}
+IN_FLAGS |= {"overwrite=True": "--overwrite", "another output_dir": "another --output-dir"}
+IN_FLAGS |= {"output_dir=": "--output-dir "}
 
 
 def say(text: str) -> None:
@@ -36,10 +41,21 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def terminal_width() -> int:
+    """Return the columns of the terminal, but 88 at most, and 80 if there is none."""
+    return min(88, shutil.get_terminal_size().columns)
+
+
 def settle(arguments: Train) -> DDPOConfig:
     """Return this process's settings; raise a ValueError if the folder holds another run."""
     config = arguments.make_config()
-    claim(config)
+    try:
+        claim(config)
+    except ValueError as error:
+        message = str(error)
+        for field, flag in IN_FLAGS.items():
+            message = message.replace(field, flag)
+        raise ValueError(message) from error
     if not arguments.chosen.config:
         plan = config.epoch_plan(1, world_size())
         say(
@@ -96,7 +112,9 @@ def dry_run(arguments: Train, images: ImageFolder | None) -> int:
 def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -> Iterator[str]:
     """Yield a line for each part of the run that is known in advance."""
     chosen = arguments.chosen
-    yield f"model: {chosen.model}; reward: {chosen.reward}; algorithm: {chosen.algorithm}"
+    yield f"model: {chosen.model}"
+    yield f"reward: {chosen.reward}"
+    yield f"algorithm: {chosen.algorithm}"
     if images is not None:
         classes = f" of {len(images.classes)} classes" if images.classes else ""
         yield f"images: {len(images.files)}{classes} in {images.folder}"

@@ -13,6 +13,7 @@ from ddpo_lessons.hooks import Hooks
 from ddpo_lessons.models import image_size, load_pipeline
 from ddpo_lessons.models.policy import loaded_dtype
 from ddpo_lessons.rewards.combined import judged
+from ddpo_lessons.table import wrap
 from ddpo_lessons.trainer import ImageSamplesHook, Trainer
 from ddpo_lessons.training.processes import say
 from ddpo_lessons.training.trackers import PLOT
@@ -99,7 +100,8 @@ def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         if trainer.epochs_done == 1:
-            say(trainer.accelerator, "\n".join(map(str, trainer.preflight)))
+            width = dry_run.terminal_width()
+            say(trainer.accelerator, "\n".join(wrap(str(found), 6, width) for found in trainer.preflight))
 
     return hook
 

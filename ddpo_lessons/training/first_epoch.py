@@ -51,9 +51,13 @@ class Findings(Lines[Finding]):
         return [finding for finding in self if not finding.passed]
 
     def __repr__(self) -> str:
+        return self.text(88)
+
+    def text(self, width: int) -> str:
+        """Return what is printed, in lines of at most so many characters."""
         skipped = sum(not finding.checked for finding in self)
         passed = len(self) - len(self.failed) - skipped
-        lines = [wrap(str(finding), indent=6) for finding in self]
+        lines = [wrap(str(finding), 6, width) for finding in self]
         text = "\n".join([*lines, f"{passed} of {len(self)} checks passed"])
         return f"{text}, {skipped} not checked" if skipped else text
 
