@@ -59,8 +59,8 @@ class DDPOConfig:
     num_checkpoint_limit: int = 5
     """Number of checkpoints that are kept."""
     image_grid_freq: int = 1
-    """Number of epochs between grids of the first images, which also go to the tracker; 0 for no grids.
-    Not in TRL."""
+    """Number of epochs between grids of images, of as many prompts as fit, which also go to the tracker; 0
+    for no grids. Not in TRL."""
     price_per_hour: float = 0.0
     """Price of an hour on the machine, in any currency. If set, the run also prints its estimated cost
     after the first epoch. Not in TRL."""

@@ -7,7 +7,6 @@ before it. The parts of an epoch are modules in `training/`.
 
 import contextlib
 import copy
-import math
 import sys
 import time
 import warnings
@@ -62,7 +61,7 @@ from ddpo_lessons.training.processes import (
     say,
     set_up_sharding,
 )
-from ddpo_lessons.training.runlog import RunLog, as_numbers, claim, hold, spread, with_captions
+from ddpo_lessons.training.runlog import RunLog, as_numbers, claim, hold, spread, varied, with_captions
 from ddpo_lessons.training.sampler import Sampler, count_actions, scorer
 from ddpo_lessons.training.state import State, Tensors, check_processes, describe, identity, read_checkpoint
 from ddpo_lessons.training.trackers import Trackers
@@ -537,12 +536,15 @@ class Trainer:
     ) -> None:
         frequency = self.config.image_grid_freq
         if self.log is not None and frequency and epoch % frequency == 0:
-            needed = batches[: math.ceil(SHOWN_IMAGES / self.config.sample_batch_size)]
-            images = torch.cat([batch[0] for batch in needed])
             own = [contexts[number] for number in self.sampler.share.rows.flatten().tolist()]
-            count = min(len(images), SHOWN_IMAGES // (1 if own[0].image is None else 2))
-            rewards = torch.cat([batch[3] for batch in needed]).tolist()
-            tiles, captions = with_captions(own[:count], images[:count], rewards[:count])
+            count = SHOWN_IMAGES // (1 if own[0].image is None else 2)
+            shown = varied(
+                [context.prompt if context.image is None else id(context) for context in own], count
+            )
+            places = [divmod(number, self.config.sample_batch_size) for number in shown]
+            images = torch.stack([batches[batch][0][place] for batch, place in places])
+            rewards = [float(batches[batch][3][place]) for batch, place in places]
+            tiles, captions = with_captions([own[number] for number in shown], images, rewards)
             self.write_grid("epoch", self.epochs_done, tiles, captions)
         self.write_record("epoch", metrics)  # after the grid, so that TensorBoard also writes it to disk
         hook = self.image_samples_hook

@@ -192,6 +192,36 @@ def test_a_measure_that_is_zero_in_one_of_two_runs_or_not_always_finite_has_a_pa
         assert notes(drawn) == ""
 
 
+def write_config(folder: Path, **record: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({"run": record}))
+    return folder
+
+
+def test_runs_of_different_rewards_have_a_panel_of_the_reward_each(tmp_path):
+    a, b, c, d = (write_records(tmp_path / name, epoch=EPOCHS) for name in "abcd")
+    assert titles(plot_run(a, b)) == ["reward", "reward term: clip"]  # nothing is known
+    for folder, reward in ((a, "warm"), (b, {"warm": 0.5}), (c, "warm")):
+        write_config(folder, reward=reward, reward_function="same")
+    assert titles(plot_run(a, c)) == ["reward", "reward term: clip"]
+    drawn = plot_run(a, b, c)
+    assert titles(drawn) == ["reward of a, c", "reward of b", "reward term: clip"]
+    colors = [[line.get_color() for line in axis.lines] for axis in drawn.axes]
+    assert colors[0] == colors[2][::2]
+    assert colors[1] == colors[2][1::2]
+    widths = [axis.get_position().width for axis in drawn.axes]
+    assert widths[0] == pytest.approx(widths[1])
+    assert widths[2] > 2 * widths[0]
+    write_config(d, reward_function="other")  # not of the command line
+    assert titles(plot_run(a, d))[:2] == ["reward of a", "reward of d"]
+    write_config(d, reward_function="same")
+    assert titles(plot_run(a, d))[:1] == ["reward"]
+    write_records(d, epoch=[{**EPOCHS[0], "reward/other": 1.0}])
+    assert titles(plot_run(a, d))[:2] == ["reward of a", "reward of d"]
+    (d / "config.json").write_text("damaged")
+    write_records(d, epoch=EPOCHS)
+    assert titles(plot_run(a, d))[:1] == ["reward"]
+
+
 def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):
     run = write_records(tmp_path / "run", epoch=EPOCHS, step=STEPS)
     figure.write(tmp_path / "a.png", run)
@@ -401,20 +431,21 @@ def test_each_image_has_its_reward_and_prompt_below_it(tmp_path, count, inputs):
     drawn = plot_run(run)
     what = ("input and result, " if inputs else "") + "reward and prompt below"
     what = f"({what})" if count > 1 else f"({what.replace(' and prompt', '')}), prompt: a fox"
-    assert titles(drawn)[2:] == [f"training images of epoch 1 {what}", "training images of epoch 2"]
-    axis = drawn.axes[-1]
+    same = "same input images" if inputs else "same prompt" + "s" * (count > 1)
+    assert titles(drawn)[2:] == [f"training images of epoch 1 {what}", f"training images of epoch 2 ({same})"]
+    axis = drawn.axes[-2]
     drawn.draw_without_rendering()
     texts = {text: text.get_window_extent() for text in axis.texts}
     by_text = {text.get_text(): box for text, box in texts.items()}
     count = min(count, 4) if inputs else count  # what a row has room for
     for n in range(count):
-        assert f"{n + 0.12345:#.3g}" in by_text  # 0.123, 1.12, ...
+        assert f"{n + 0.12345:.{3 if count == 1 else 2}f}" in by_text  # three digits of the difference
     assert ("an otter in the snow" in by_text) == (count > 1 and inputs)
     assert sum(text.startswith("xx") and text.endswith("x…") for text in by_text) == (count > 3)
     assert ("$x^2$" in by_text) == (count > 4)
-    assert sum(text.endswith("…") and not text.startswith("xx") for text in by_text) == (
-        (count > 1) + (count == 8)
-    )
+    assert sum(text.endswith("…") and not text.startswith("xx") for text in by_text) == (count > 1)
+    latest = [text.get_text() for text in drawn.axes[-1].texts]
+    assert sorted(latest) == sorted(text for text in by_text if re.fullmatch(r"\d\.\d+", text))
     assert ("a fox" in by_text) == (count > 1)  # else it is in the title
     panel = axis.get_window_extent()
     for text, box in texts.items():
@@ -432,9 +463,10 @@ def test_one_prompt_of_all_images_appears_once(tmp_path, later):
     about = "(reward below), prompt:"
     assert titles(drawn)[2:] == [
         f"training images of epoch 1 {about} an animal",
-        "training images of epoch 2" + ("" if later == "an animal" else f" {about} a bird"),
+        "training images of epoch 2 "
+        + ("(same prompt)" if later == "an animal" else "(other prompt), prompt: a bird"),
     ]
-    assert captioned(drawn, "training images of epoch 2") == ["0.00", "1.00", "2.00", "3.00"]
+    assert captioned(drawn, "training images of epoch 2") == ["0", "1", "2", "3"]
 
 
 def test_a_long_prompt_of_all_images_is_cut(tmp_path):
@@ -462,20 +494,72 @@ def test_a_prompt_in_another_script_is_drawn_without_a_warning(tmp_path, recwarn
     write_grid(run, "epoch-000001", [0.5], captions=["0.5 · 狐 fox"])
     drawn = plot_run(run)
     drawn.savefig(tmp_path / "fox.png")
-    assert captioned(drawn, "training") == ["0.500"]
+    assert captioned(drawn, "training") == ["0.5"]
     assert titles(drawn)[-1].endswith("prompt: □ fox")
     assert [str(warning.message) for warning in recwarn if "font" in str(warning.message)] == []
 
 
 @pytest.mark.parametrize(
-    ("reward", "text"),
+    ("rewards", "texts"),
     [
-        ("0.5", "0.500"), ("-1.2345", "−1.23"), ("155.2", "155"), ("999.7", "1000"), ("1.235e+04", "12350"),
-        ("1.2e+07", "1.20e7"), ("-3.611e-05", "−3.61e−5"), ("0", "0.00"), ("nan", "nan"), ("fox", "fox"),
+        ("0.3 0.317 1", "0.300 0.317 1.000"), ("0 1", "0 1"), ("0.5 1", "0.5 1.0"), ("0.5", "0.5"),
+        ("-12.56 5.722", "−12.6 5.7"), ("0.9991 0.9992 1", "0.9991 0.9992 1.0000"),
+        ("155.2 155.2", "155 155"), ("-0.01 999.7", "0 1000"), ("1.235e+04 155.2", "12350 155"),
+        ("1.2e+07 0", "1.20e7 0.00e0"),
+        ("-3.611e-05", "−3.61e−5"), ("nan 0.25", "nan 0.25"), ("fox", "fox"),
     ],
 )  # fmt: skip
-def test_a_reward_has_three_digits(reward, text):
-    assert grids._three_digits(reward) == text
+def test_rewards_have_equally_many_decimals(rewards, texts):
+    assert grids.equal_decimals(rewards.split()) == texts.split()
+
+
+def write_pairs(run: Path, epoch: int, pairs: dict[float, int], prompt: str = "x") -> None:
+    """Write a training grid: of each gray input image, so many results, which are black."""
+    shades = [
+        shade for input_shade, count in pairs.items() for _ in range(count) for shade in (input_shade, 0)
+    ]
+    captions = ["input", f"{epoch} · {prompt}"] * (len(shades) // 2)
+    write_grid(run, f"epoch-{epoch:06d}", shades, captions=captions)
+
+
+def shown_inputs(drawn: Figure, axis: int) -> list[int]:
+    """Return the shades of the input images of a row in tenths, from left to right."""
+    row = np.asarray(drawn.axes[axis].get_images()[0].get_array())[2]
+    pairs = np.split(row, np.flatnonzero(np.diff(row[:, 3].astype(int)) > 0) + 1)
+    return [round(pair[2, 0] / 25.5) for pair in pairs if pair[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("first", "latest", "shown", "what"),
+    [
+        ({0.2: 1, 0.5: 1, 0.8: 1}, {0.8: 1, 0.1: 1, 0.2: 1}, ([2, 8], [2, 8]), "same"),
+        ({0.2: 4, 0.5: 4}, {0.5: 4, 0.2: 4}, ([2, 2, 5, 5], [2, 2, 5, 5]), "same"),
+        ({0.2: 8}, {0.3: 6, 0.2: 2}, ([2, 2], [2, 2]), "same"),
+        ({0.2: 2, 0.5: 1}, {0.3: 1, 0.6: 1}, ([2, 2, 5], [3, 6]), "other"),
+    ],
+)  # fmt: skip
+def test_the_latest_images_are_of_the_input_images_of_the_first_if_there_are_such(
+    tmp_path, first, latest, shown, what
+):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    write_pairs(run, 1, first)
+    write_pairs(run, 2, latest)
+    drawn = plot_run(run)
+    assert (shown_inputs(drawn, -2), shown_inputs(drawn, -1)) == shown
+    assert titles(drawn)[-1] == f"training images of epoch 2 ({what} input images)"
+
+
+def test_the_latest_images_are_of_the_prompts_of_the_first_if_there_are_such(tmp_path):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    for epoch, prompts in ((1, ["fox", "owl", "owl", "ape"]), (2, ["ape", "bee", "owl", "owl"])):
+        captions = [f"0.{number} · {prompt}" for number, prompt in enumerate(prompts)]
+        write_grid(run, f"epoch-{epoch:06d}", [0.5] * 4, captions=captions)
+    drawn = plot_run(run)
+    assert captioned(drawn, "training images of epoch 1") == ["0.1|owl", "0.2|owl", "0.3|ape"]
+    assert captioned(drawn, "training images of epoch 2 (same prompts)") == ["0.2", "0.3", "0.0"]
+    write_grid(run, "epoch-000003", [0.5] * 2, captions=["0.1 · cat", "0.2 · cow"])
+    drawn = plot_run(run)
+    assert captioned(drawn, "training images of epoch 3 (other prompts)") == ["0.1|cat", "0.2|cow"]
 
 
 def test_images_are_the_first_and_the_latest_of_validation_before_those_of_training(tmp_path):
@@ -580,7 +664,8 @@ def test_a_run_draws_its_records_at_each_checkpoint(tmp_path, monkeypatch):
     held_out = [record["validation_reward"] for record in read_metrics(tmp_path / "run", "validation")]
     assert lines(drawn[-1], "validation_reward") == [([0, 1, 2], held_out)]
     assert titles(drawn[-1])[-2:] == [
-        "validation images of epoch 0 (input and result, reward below)", "validation images of epoch 2",
+        "validation images of epoch 0 (input and result, reward below)",
+        "validation images of epoch 2 (same input images)",
     ]  # fmt: skip
     assert Image.open(tmp_path / "run" / "plot.png").width == 900
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+import json
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from ddpo_lessons.config import RUN
 from ddpo_lessons.training import grids, ticks
 from ddpo_lessons.training.grids import DPI, LINE, TITLE
+from ddpo_lessons.training.record import CONFIG
 from ddpo_lessons.training.runlog import METRICS, read_metrics
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ NO_UPDATE = (RATIO, "clip_fraction", "approx_kl")  # 0 before the first optimize
 DASHED = {REWARD: "validation_reward", RATIO: "first_replay_max_ratio_error"}  # in the same panel
 FIRST_STEP = " (dashed: first step)"
 STEPS = "optimizer_steps"  # of an epoch
+REWARDS = ("reward", "reward_function")  # in a run's config.json: of the command line, and of all runs
 BANDS = {  # and their opacity; the wide one is below the other
     ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
     ("reward_q05", "reward_q95"): ("5% to 95% quantile", 0.16),
@@ -55,14 +60,23 @@ BANDS = {  # and their opacity; the wide one is below the other
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
 
 
+class Panel(NamedTuple):
+    """A key of the records, and the numbers of the runs that are drawn."""
+
+    key: str
+    runs: Sequence[int]
+
+
 def plot_run(*folders: str | Path) -> Figure:
     """Plot the records of one or several runs over their epochs, and for a single run some of its images.
 
     The panels show the reward (mean, quantiles, validation), the mean of each reward term, the error of the
     ratio, the clip fraction and the KL, as far as they were recorded; a line below them names those that are
-    0 in every epoch. Each run has one color. The first and latest images stand above their rewards and
-    prompts; a prompt that is the same for all is in the title. A run need not be finished. Raises ValueError
-    if a folder is not that of a run, or a record is damaged.
+    0 in every epoch. Each run has one color. Runs of different rewards have a panel of the reward each,
+    because such rewards cannot be compared. The first and latest images are of the same prompts or input
+    images if the run has such, and stand above their rewards and prompts; a prompt that is the same for all
+    is in the title. A run need not be finished. Raises ValueError if a folder is not that of a run, or a
+    record is damaged.
 
         plot_run("runs/edit")  # as the last expression of a cell: shows the figure
         plot_run("runs/a", "runs/b").savefig("both.png")
@@ -78,17 +92,23 @@ def plot_run(*folders: str | Path) -> Figure:
     zeros = [key for key in keys if _is_zero(runs, key)]
     epochs = [epoch for run in runs for column in run.values() for epoch in column] or [1]
     marks = ticks.of_epochs(min(epochs), max(epochs))
+    names, groups = _names(paths), _groups(paths, runs)
+    panels = [Panel(REWARD, group) for group in groups]
+    panels += [Panel(key, range(len(runs))) for key in keys if key not in zeros]
     with style.context(STYLE):
-        page = _Page([REWARD, *(key for key in keys if key not in zeros)], len(runs), _note(runs, zeros))
+        page = _Page(panels, len(runs), _note(runs, zeros))
         sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
         figure, axes = page.lay_out(sheets, marks)
         colors = _colors(len(runs))
         bands = [band for band in list(BANDS)[: max(0, 3 - len(runs))] if _has(runs, band[0])]
-        for key, axis in axes.items():
-            for run, color in zip(runs, colors, strict=True):
-                _draw(axis, run, key, color, bands[::-1])
-            _scale(axis, key, _title(key) + (FIRST_STEP if key == RATIO and _has(runs, DASHED[key]) else ""))
-        _legends(figure, paths, runs, colors, bands)
+        for (key, numbers), axis in zip(panels, axes, strict=True):
+            for number in numbers:
+                _draw(axis, runs[number], key, colors[number], bands[::-1])
+            title = _title(key) + (FIRST_STEP if key == RATIO and _has(runs, DASHED[key]) else "")
+            if key == REWARD and len(groups) > 1:
+                title += f" of {', '.join(names[number] for number in numbers)}"
+            _scale(axis, key, title)
+        _legends(figure, names, runs, colors, bands)
     figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows it, also without pyplot
     return figure
 
@@ -157,7 +177,33 @@ def _is_zero(runs: Sequence[Columns], key: str) -> bool:
     )
 
 
+def _groups(folders: Sequence[Path], runs: Sequence[Columns]) -> list[list[int]]:
+    """Return the numbers of the runs that have the same reward, as far as their folders tell."""
+    records = [_record(folder) for folder in folders]
+    field = next((name for name in REWARDS if all(name in record for record in records)), "")
+    groups: dict[str, list[int]] = {}
+    for number, (record, run) in enumerate(zip(records, runs, strict=True)):
+        terms = [key for key in _keys([run], TERM) if key != EVALUATOR]
+        groups.setdefault(json.dumps([record.get(field), sorted(terms)]), []).append(number)
+    return list(groups.values())
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Return what config.json says of the run; nothing if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8"))[RUN])
+    return {}
+
+
 # -------------------------------------------------------------------------------------------- words
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Name the runs by their folders, or by paths if two folders have one name."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    return [grids.drawable(name) for name in names]
+
+
 def _title(key: str) -> str:
     if key == REWARD:
         return "reward"
@@ -185,13 +231,14 @@ def _note(runs: Sequence[Columns], zeros: Sequence[str]) -> str:
 class _Page:
     """The places of panels, two per row, and of what is above and below them.
 
-    The reward has a row of its own if a cell would be empty otherwise.
+    If a cell would be empty otherwise, the reward has a row of its own, or the last panel if there are
+    several of the reward.
     """
 
-    def __init__(self, keys: Sequence[str], runs: int, note: str) -> None:
-        self.is_wide = len(keys) % 2 == 1
-        first = 1 if self.is_wide else 2
-        self.rows = [keys[:first], *(keys[n : n + 2] for n in range(first, len(keys), 2))]
+    def __init__(self, panels: Sequence[Panel], runs: int, note: str) -> None:
+        rewards = [panel for panel in panels if panel.key == REWARD]
+        first = 1 if len(panels) % 2 == 1 and len(rewards) == 1 else 2
+        self.rows = [panels[:first], *(panels[n : n + 2] for n in range(first, len(panels), 2))]
         self.lines = grids.wrap(note, WIDTH, len(note))
         self.head = KEY * (runs + 1) + EDGE // 2
         self.below = [NUMBERS if self._has_numbers(n) else BELOW for n in range(len(self.rows))]
@@ -199,9 +246,9 @@ class _Page:
         self.fixed = self.head + TITLE * len(self.rows) + sum(self.below) + notes  # all but axes and images
 
     def _has_numbers(self, row: int) -> bool:
-        return row == len(self.rows) - 1 or (row == 0 and self.is_wide)
+        return row == len(self.rows) - 1 or len(self.rows[row]) != len(self.rows[row + 1])
 
-    def lay_out(self, sheets: Sequence[grids.Sheet], marks: Sequence[int]) -> tuple[Any, dict[str, Axes]]:
+    def lay_out(self, sheets: Sequence[grids.Sheet], marks: Sequence[int]) -> tuple[Any, list[Axes]]:
         """Make the figure with its images, and return it with the axes of the panels."""
         from matplotlib.figure import Figure
 
@@ -214,14 +261,14 @@ class _Page:
         def add(left: float, top: float, width: float, tall: float) -> Axes:
             return figure.add_axes((left / PIXELS, 1 - (top + tall) / height, width / PIXELS, tall / height))
 
-        axes: dict[str, Axes] = {}
+        axes = list["Axes"]()
         top = self.head
         for number, row in enumerate(self.rows):
-            cell = WIDTH if row == [REWARD] else (WIDTH - GUTTER) / 2
-            for column, key in enumerate(row):
+            cell = WIDTH if len(row) == 1 else (WIDTH - GUTTER) / 2
+            for column in range(len(row)):
                 left = EDGE + column * (cell + GUTTER) + LEFT
-                axes[key] = add(left, top + TITLE, cell - LEFT - RIGHT, tall)
-                _mark_epochs(axes[key], marks, self._has_numbers(number))
+                axes.append(add(left, top + TITLE, cell - LEFT - RIGHT, tall))
+                _mark_epochs(axes[-1], marks, self._has_numbers(number))
             top += TITLE + tall + self.below[number]
         for line in self.lines:
             top += LINE
@@ -307,19 +354,16 @@ def _colors(count: int) -> list[str]:
 
 def _legends(
     figure: Figure,
-    folders: Sequence[Path],
+    names: Sequence[str],
     runs: Sequence[Columns],
     colors: Sequence[str],
     bands: Sequence[tuple[str, str]],
 ) -> None:
-    """Name the runs by their folders, or by paths if two folders have one name; name lines and bands."""
+    """Name the runs, and name lines and bands."""
     import matplotlib
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
     top = EDGE // 2
     height = figure.bbox.height
 
@@ -336,7 +380,7 @@ def _legends(
     labels = []
     for name, run in zip(names, runs, strict=True):
         epoch = f" (epoch {max(run.get(REWARD, ()), default=0)})"
-        labels.append(grids.cut(grids.drawable(name), 700, grids.POINTS, keep_end=True) + epoch)
+        labels.append(grids.cut(name, 700, grids.POINTS, keep_end=True) + epoch)
     add(lines, labels, 1)
 
     color = colors[0] if len(runs) == 1 else matplotlib.rcParams["text.color"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import math
 import re
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from ddpo_lessons.image import COLUMNS, grid_columns
-from ddpo_lessons.training.runlog import INPUT
+from ddpo_lessons.training.runlog import INPUT, varied
 from ddpo_lessons.training.ticks import minus
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ DPI = 112  # pixels per inch
 GAP = 8  # pixels between samples
 POINTS, HEADING = 9, 10  # sizes of the text and of titles
 LINE, TITLE = 17, 26  # pixels from line to line, and of a title
-LINES = 2  # of a prompt at most; one below an image beside its input
+LINES = 3  # of a prompt at most; one below an image beside its input
+SAME = 4.0  # of 255: input images that differ by less on average are one image, rounded by JPEG
 HEIGHT = 240  # pixels at most of a grid without captions
 
 
@@ -34,6 +37,27 @@ class Sample:
     tiles: list[int]
     reward: str
     prompt: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of an epoch as it was written; without samples if its captions were not."""
+
+    image: Image.Image
+    columns: int
+    rows: int
+    samples: list[Sample]
+
+    def box(self, number: int) -> tuple[float, float, float, float]:
+        """Return the place of a tile: left, top, right, bottom."""
+        width, height = self.image.width / self.columns, self.image.height / self.rows
+        x, y = number % self.columns * width, number // self.columns * height
+        return x, y, x + width, y + height
+
+    def thumbnail(self, number: int) -> Any:
+        """Return a tile as 8 by 8 pixels, by which input images are compared."""
+        tile = self.image.resize((8, 8), Image.Resampling.BOX, box=self.box(number))
+        return np.asarray(tile, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -48,66 +72,35 @@ class Sheet:
 def first_and_latest(folder: Path, width: int) -> list[Sheet]:
     """Return the first and the latest images of a run, preferably of validation, `width` pixels wide.
 
-    The second title does not repeat what is below the images, or their prompt.
+    Images of prompts, or for img2img of input images, that both grids have stand one above the other, and
+    then no others are shown. The second title says which of the two it is, and does not repeat the first.
     """
     for kind, name in (("validation", "validation"), ("epoch", "training")):
         found = sorted(path for path in folder.glob(f"images/{kind}-*") if path.suffix in (".png", ".jpg"))
         if found:
             paths = list(dict.fromkeys((found[0], found[-1])))
-            sheets = [_read(path, width) for path in paths]
+            grids = [_read(path, width) for path in paths]
             titles = [f"{name} images of epoch {int(path.stem.split('-')[-1])}" for path in paths]
-            abouts = [sheet.title for sheet in sheets]
-            if abouts[0] == abouts[-1]:
-                abouts[1:] = [""] * (len(abouts) - 1)
-            return [
-                replace(sheet, title=cut(title + about, width, HEADING))
-                for sheet, title, about in zip(sheets, titles, abouts, strict=True)
-            ]
+            if all(grid.samples for grid in grids):
+                return _arrange(grids, titles, width)
+            return [_as_it_is(grid, title, width) for grid, title in zip(grids, titles, strict=True)]
     return []
 
 
-def _read(path: Path, width: int) -> Sheet:
-    """Arrange the images of a grid; show a grid whose captions were not written as it is."""
+def _read(path: Path, width: int) -> Grid:
     captions = path.with_suffix(".json")
-    with Image.open(path) as grid:
-        grid.draft("RGB", (width, 1))  # a JPEG of photographs is decoded at about this width
-        if captions.is_file():
-            return _arrange(grid, json.loads(captions.read_text(encoding="utf-8")), width)
-        scale = min(width / grid.width, HEIGHT / grid.height)
-        return Sheet("", grid.resize((round(scale * grid.width), round(scale * grid.height))), [])
+    texts = json.loads(captions.read_text(encoding="utf-8")) if captions.is_file() else []
+    with Image.open(path) as opened:
+        opened.draft("RGB", (width, 1))  # a JPEG of photographs is decoded at about this width
+        image = opened.convert("RGB")
+    columns = grid_columns(len(texts)) if texts else 1
+    return Grid(image, columns, -(-len(texts) // columns), _samples(texts))
 
 
-def _arrange(grid: Image.Image, captions: list[str], width: int) -> Sheet:
-    """Arrange samples in a row, each with its reward and prompt below."""
-    samples = _samples(captions)
-    per_sample = max(len(sample.tiles) for sample in samples)
-    most = COLUMNS // per_sample
-    samples = _choose(samples, most)
-    prompts = list(dict.fromkeys(sample.prompt for sample in samples))
-    most_lines = 0 if len(prompts) == 1 else LINES // per_sample
-    pitch = (width + GAP) / max(len(samples), most * 3 // 4)  # pixels from sample to sample
-    texts = [
-        [_three_digits(sample.reward), *wrap(sample.prompt, round(pitch - GAP), most_lines)]
-        for sample in samples
-    ]
-    across = grid_columns(len(captions))
-    tile = grid.width / across, grid.height / -(-len(captions) // across)  # width and height
-    side = int((pitch - GAP) / per_sample)
-    height = max(1, round(side * tile[1] / tile[0]))
-    image = Image.new("RGBA", (width, height + LINE * max(map(len, texts)) + GAP))
-    lines = list[tuple[float, float, str]]()
-    for n, (sample, text) in enumerate(zip(samples, texts, strict=True)):
-        left = round(n * pitch)
-        for place, number in enumerate(sample.tiles):
-            x, y = number % across * tile[0], number // across * tile[1]
-            shown = grid.resize((side, height), box=(x, y, x + tile[0], y + tile[1]))
-            image.paste(shown, (left + place * side, 0))
-        center = left + len(sample.tiles) * side / 2
-        lines += [(center, height + LINE * (row + 1), line) for row, line in enumerate(text)]
-    what = "input and result, " if per_sample > 1 else ""
-    what += "reward and prompt below" if len(prompts) > 1 else "reward below"
-    shared = f", prompt: {prompts[0]}" if len(prompts) == 1 and prompts[0] else ""
-    return Sheet(f" ({what}){shared}", image, lines)
+def _as_it_is(grid: Grid, title: str, width: int) -> Sheet:
+    scale = min(width / grid.image.width, HEIGHT / grid.image.height)
+    size = round(scale * grid.image.width), round(scale * grid.image.height)
+    return Sheet(cut(title, width, HEADING), grid.image.resize(size), [])
 
 
 def _samples(captions: list[str]) -> list[Sample]:
@@ -121,25 +114,120 @@ def _samples(captions: list[str]) -> list[Sample]:
     return samples
 
 
-def _choose(samples: list[Sample], count: int) -> list[Sample]:
-    """Choose samples of as many prompts as possible, because those of a group have the same prompt."""
-    seen, ranks = Counter[str](), list[int]()
-    for sample in samples:
-        ranks.append(seen[sample.prompt])
-        seen[sample.prompt] += 1
-    first = sorted(range(len(samples)), key=lambda number: (ranks[number], number))[:count]
-    return [samples[number] for number in sorted(first)]
+# ------------------------------------------------------------------------------------------- samples
+def _arrange(grids: list[Grid], titles: list[str], width: int) -> list[Sheet]:
+    """Arrange the samples of each grid in a row, with their rewards and prompts below."""
+    per_sample = max(len(sample.tiles) for grid in grids for sample in grid.samples)
+    most = COLUMNS // per_sample
+    chosen = _of_both(grids, most) if len(grids) > 1 else []
+    is_same = bool(chosen)
+    for grid in grids[len(chosen) :]:
+        numbers = varied([sample.prompt for sample in grid.samples], most)
+        chosen.append([grid.samples[number] for number in numbers])
+    rewards = iter(equal_decimals([sample.reward for samples in chosen for sample in samples]))
+    pitch = (width + GAP) / max(*map(len, chosen), most * 3 // 4)  # pixels from sample to sample
+    sheets, shared = list[Sheet](), ""
+    for grid, title, samples in zip(grids, titles, chosen, strict=True):
+        prompts = list(dict.fromkeys(sample.prompt for sample in samples))
+        is_above = is_same and bool(sheets)  # the prompts are below the first images
+        lines = LINES // per_sample if len(prompts) > 1 and not is_above else 0
+        texts = [[next(rewards), *wrap(sample.prompt, round(pitch - GAP), lines)] for sample in samples]
+        about = _about(prompts, per_sample > 1, is_same if sheets else None)
+        if len(prompts) == 1 and prompts[0] != shared:
+            shared = prompts[0]
+            about += f", prompt: {shared}"
+        sheets.append(_lay_out(grid, samples, texts, cut(title + about, width, HEADING), pitch, width))
+    return sheets
+
+
+def _about(prompts: list[str], has_inputs: bool, is_same: bool | None) -> str:
+    """Say what is below the first images, or for the latest ones whether they are of the same contexts."""
+    if is_same is None:
+        return f" ({'input and result, ' * has_inputs}reward{' and prompt' * (len(prompts) > 1)} below)"
+    if prompts == [""] and not has_inputs:
+        return ""
+    what = "input image" if has_inputs else "prompt"
+    return f" ({'same' if is_same else 'other'} {what}{'s' * (has_inputs or len(prompts) > 1)})"
+
+
+def _of_both(grids: list[Grid], most: int) -> list[list[Sample]]:
+    """Choose samples of contexts that two grids have, equally many and in one order; none if there are none.
+
+    A context is a prompt, or a prompt and an input image.
+    """
+    seen = list[tuple[str, Any]]()
+    known: list[dict[int, list[Sample]]] = [{}, {}]  # of each grid, by the number of the context
+    for grid, samples in zip(grids, known, strict=True):
+        for sample in grid.samples:
+            image = grid.thumbnail(sample.tiles[0]) if len(sample.tiles) > 1 else 0.0
+            samples.setdefault(_number(sample.prompt, image, seen), []).append(sample)
+    pairs = [
+        (number, *pair)
+        for number in known[0]
+        for pair in zip(known[0][number], known[1].get(number, []), strict=False)
+    ]
+    shown = [pairs[number] for number in varied([number for number, _, _ in pairs], most)]
+    return [[first for _, first, _ in shown], [latest for _, _, latest in shown]] if shown else []
+
+
+def _number(prompt: str, image: Any, seen: list[tuple[str, Any]]) -> int:
+    """Return the number of a context among those seen so far, to which a new one is added."""
+    for number, (other_prompt, other) in enumerate(seen):
+        if prompt == other_prompt and np.abs(image - other).mean() <= SAME:
+            return number
+    seen.append((prompt, image))
+    return len(seen) - 1
+
+
+def _lay_out(
+    grid: Grid, samples: list[Sample], texts: list[list[str]], title: str, pitch: float, width: int
+) -> Sheet:
+    """Put samples side by side, with lines of text below each."""
+    per_sample = max(len(sample.tiles) for sample in samples)
+    _, top, right, bottom = grid.box(0)
+    side = int((pitch - GAP) / per_sample)
+    height = max(1, round(side * (bottom - top) / right))
+    image = Image.new("RGBA", (width, height + LINE * max(map(len, texts)) + GAP))
+    lines = list[tuple[float, float, str]]()
+    for n, (sample, text) in enumerate(zip(samples, texts, strict=True)):
+        left = round(n * pitch)
+        for place, number in enumerate(sample.tiles):
+            image.paste(grid.image.resize((side, height), box=grid.box(number)), (left + place * side, 0))
+        center = left + len(sample.tiles) * side / 2
+        lines += [(center, height + LINE * (row + 1), line) for row, line in enumerate(text)]
+    return Sheet(title, image, lines)
 
 
 # ---------------------------------------------------------------------------------------------- text
-def _three_digits(reward: str) -> str:
-    """Round a reward to three digits, and return other text as it is."""
-    try:
-        number = float(reward)
-    except ValueError:
-        return reward
-    text = f"{number:.0f}" if 999.5 <= abs(number) < 1e6 else f"{number:#.3g}".rstrip(".")
-    return minus(re.sub(r"e\+?(-?)0*", r"e\1", text))
+def equal_decimals(rewards: list[str]) -> list[str]:
+    """Write rewards with equally many decimals: three digits of the difference of the largest and smallest.
+
+    They are fewer if no reward has so many. If all rewards are very small or very large, they have powers of
+    ten. Other text stays as it is.
+    """
+    numbers = [_finite(reward) for reward in rewards]
+    known = [number for number in numbers if number is not None]
+    largest = max(map(abs, known), default=0.0)
+    span = max(known, default=0.0) - min(known, default=0.0) or largest or 1.0
+    written = [len(reward.partition(".")[2]) for reward in rewards if _finite(reward) is not None]
+    shown = max(0, min(2 - math.floor(math.log10(span)), max(written, default=0)))
+
+    def write(number: float) -> str:
+        if largest and not 1e-3 <= largest < 1e6:
+            return re.sub(r"e\+?(-?)0*(?=\d)", r"e\1", f"{number:.2e}")
+        return f"{round(number, shown) + 0.0:.{shown}f}"
+
+    return [
+        text if number is None else minus(write(number))
+        for text, number in zip(rewards, numbers, strict=True)
+    ]
+
+
+def _finite(reward: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(reward)):
+            return number
+    return None
 
 
 @functools.lru_cache(maxsize=100)  # because validation has the same prompts each time

@@ -7,7 +7,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -242,6 +243,15 @@ def spread(name: str, rewards: torch.Tensor) -> dict[str, float]:
 def as_numbers(rewards: torch.Tensor) -> list[float]:
     """Return rewards (N,) as the shortest exact numbers: 0.1 for float32 instead of 0.10000000149."""
     return [float(str(reward)) for reward in rewards.numpy()]
+
+
+def varied(keys: Sequence[Hashable], count: int) -> list[int]:
+    """Return the numbers of at most `count` samples in order, with as many different keys as possible."""
+    seen, ranks = Counter[Hashable](), list[int]()
+    for key in keys:
+        ranks.append(seen[key])
+        seen[key] += 1
+    return sorted(sorted(range(len(keys)), key=lambda number: (ranks[number], number))[:count])
 
 
 def with_captions(
