@@ -62,7 +62,7 @@ def train(run: Row) -> list[Row]:
     rows.append(of("trained", played["after"]))
     for found in measured:
         row: Row = {"what": found.name, "reward": found.rewards.mean().item()}
-        row["second_judge"] = found.evaluations.mean().item()
+        row["second_judge"] = found.evaluations.mean().item() / 100  # the lesson's evaluations are 0 or 100
         rows.append({**row, "hits": marks(found.evaluations)})
     return rows
 
