@@ -580,6 +580,18 @@ def test_images_are_the_first_and_the_latest_of_validation_before_those_of_train
     assert titles(plot_run(run, run))[1:] == []  # of one run only
 
 
+@pytest.mark.parametrize(("epochs", "first"), [(16, 2), (15, 1), (48, 5)])
+def test_the_first_images_are_of_the_early_epoch_with_the_most_prompts_of_the_latest(tmp_path, epochs, first):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    prompts = {2: "owl bee", 5: "owl ape", 6: "owl ape fox", epochs: "owl ape fox"}
+    for epoch in range(1, epochs + 1):
+        words = prompts.get(epoch, "cat dog").split()
+        write_grid(
+            run, f"epoch-{epoch:06d}", [0.5] * len(words), captions=[f"0.5 · {word}" for word in words]
+        )
+    assert titles(plot_run(run))[-2].startswith(f"training images of epoch {first} (")
+
+
 @pytest.mark.parametrize(
     ("count", "inputs", "tiles"),
     [

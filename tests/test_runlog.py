@@ -12,7 +12,7 @@ from PIL import Image
 
 from ddpo_lessons import Validation
 from ddpo_lessons.training import checkpoint
-from ddpo_lessons.training.runlog import METRICS, RunLog, hold, read_metrics
+from ddpo_lessons.training.runlog import METRICS, RunLog, hold, read_metrics, varied
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -214,6 +214,14 @@ def test_a_trainer_stops_when_another_has_gone_on_with_its_run(tmp_path):
     with pytest.raises(RuntimeError, match="another trainer uses the folder"):
         first.train()
     assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "count", "numbers"),
+    [("aaabbc", 3, [0, 3, 5]), ("aaabbc", 5, [0, 1, 3, 4, 5]), ("ab", 3, [0, 1]), ("aaaa", 2, [0, 1])],
+)
+def test_samples_are_chosen_with_as_many_keys_as_possible(keys, count, numbers):
+    assert varied(keys, count) == numbers
 
 
 @pytest.mark.parametrize(("side", "ending"), [(128, "png"), (256, "jpg")])

@@ -1,4 +1,5 @@
 import copy
+import json
 import math
 import random
 import sys
@@ -552,6 +553,22 @@ def test_without_guidance_one_pass_of_the_prompt_samples_and_trains(tmp_path, gu
 
 
 # ----------------------------------------------------------------------------------- what a run leaves
+def test_a_grid_has_an_image_of_as_many_prompts_as_fit(tmp_path, monkeypatch):
+    """Also of prompts in later batches; the rewards are those of the images."""
+    monkeypatch.setattr("ddpo_lessons.trainer.SHOWN_IMAGES", 2)
+    config = make_config(tmp_path, **FOUR_SAMPLES, num_epochs=1, image_grid_freq=1, sample_group_size=2)
+    batches = []
+    trainer = DDPOTrainer(
+        config, brightness, each_prompt(), make_pipeline(), lambda *arguments: batches.extend(arguments[0])
+    )
+    trainer.train()
+    captions = json.loads((tmp_path / "images" / "epoch-000001.json").read_text())
+    rewards = [batch[3][0] for batch in batches]
+    assert captions == [
+        f"{reward:.4g} · {prompt}" for reward, prompt in zip(rewards, PROMPTS[:2], strict=True)
+    ]
+
+
 def test_the_defaults_need_no_tracker(tmp_path, monkeypatch):
     """save(), save_pretrained() and the image hook with untouched project_kwargs and log_with."""
     monkeypatch.chdir(tmp_path)

@@ -26,6 +26,7 @@ GAP = 8  # pixels between samples
 POINTS, HEADING = 9, 10  # sizes of the text and of titles
 LINE, TITLE = 17, 26  # pixels from line to line, and of a title
 LINES = 3  # of a prompt at most; one below an image beside its input
+EARLY = 5  # grids among which the first images are chosen
 SAME = 4.0  # of 255: input images that differ by less on average are one image, rounded by JPEG
 HEIGHT = 240  # pixels at most of a grid without captions
 
@@ -72,13 +73,14 @@ class Sheet:
 def first_and_latest(folder: Path, width: int) -> list[Sheet]:
     """Return the first and the latest images of a run, preferably of validation, `width` pixels wide.
 
-    Images of prompts, or for img2img of input images, that both grids have stand one above the other, and
+    Of the first grids, which are at most EARLY, it is the one with the most prompts of the latest. Images of
+    prompts, or for img2img of input images, that both grids have stand one above the other, and
     then no others are shown. The second title says which of the two it is, and does not repeat the first.
     """
     for kind, name in (("validation", "validation"), ("epoch", "training")):
         found = sorted(path for path in folder.glob(f"images/{kind}-*") if path.suffix in (".png", ".jpg"))
         if found:
-            paths = list(dict.fromkeys((found[0], found[-1])))
+            paths = list(dict.fromkeys((_early(found), found[-1])))
             grids = [_read(path, width) for path in paths]
             titles = [f"{name} images of epoch {int(path.stem.split('-')[-1])}" for path in paths]
             if all(grid.samples for grid in grids):
@@ -87,9 +89,23 @@ def first_and_latest(folder: Path, width: int) -> list[Sheet]:
     return []
 
 
-def _read(path: Path, width: int) -> Grid:
+def _early(paths: list[Path]) -> Path:
+    """Return the grid of the first eighth of the run that has the most prompts of the latest."""
+
+    def prompts(path: Path) -> set[str]:
+        return {text.partition(" · ")[2] for text in _captions(path)}
+
+    latest = prompts(paths[-1])
+    return max(paths[: max(1, min(EARLY, len(paths) // 8))], key=lambda path: len(prompts(path) & latest))
+
+
+def _captions(path: Path) -> list[str]:
     captions = path.with_suffix(".json")
-    texts = json.loads(captions.read_text(encoding="utf-8")) if captions.is_file() else []
+    return list(json.loads(captions.read_text(encoding="utf-8"))) if captions.is_file() else []
+
+
+def _read(path: Path, width: int) -> Grid:
+    texts = _captions(path)
     with Image.open(path) as opened:
         opened.draft("RGB", (width, 1))  # a JPEG of photographs is decoded at about this width
         image = opened.convert("RGB")
