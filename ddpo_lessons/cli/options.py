@@ -481,7 +481,8 @@ class Plot:
     runs: Annotated[
         tyro.conf.Positional[list[Path]], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
     ]
-    """Folders of finished or unfinished runs. Several runs share the panels of the figure."""
+    """Folders of finished or unfinished runs. Several runs share the panels of the figure, but runs of
+    different rewards have a panel of the reward each."""
     output: Path | None = None
     """Output file, whose ending sets the format. If left out, plot.png: in the folder of a single run, and
     for several runs in the current folder."""
