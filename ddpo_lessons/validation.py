@@ -47,9 +47,13 @@ class Measured:
 
 
 def with_error(scores: torch.Tensor) -> str:
-    """Return the mean of scores (N,) and its standard error (N - 1 degrees of freedom) as text."""
+    """Return the mean of scores (N,) and its standard error (N - 1 degrees of freedom) as text.
+
+    Both have as many decimals as give the error two digits, but at most four.
+    """
     error = scores.double().std().item() / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
-    return f"{scores.double().mean().item():.3f} ± {error:.3f}"
+    decimals = min(4, max(0, 1 - math.floor(math.log10(error)))) if error > 0 else 1
+    return f"{scores.double().mean().item():.{decimals}f} ± {error:.{decimals}f}"
 
 
 class Validation:
