@@ -141,7 +141,7 @@ def test_training_and_baselines_of_lesson_09():
     (best,) = rows("flow_untrained.csv", setting="best-of-8")
     for rate in ("0.001", "0.01"):
         reward, obeyed = ends["flow", rate]["reward"], ends["flow", rate]["obeyed"]
-        assert f" {span(reward, '.2f')} with {span(obeyed, '.0%')}" in text
+        assert f"| {rate} | {span(reward, '.2f')} | {span(obeyed, '.0%')} |" in text
         assert max(reward) < float(best["reward"])
     reward, obeyed = ends["CPS", "0.003"]["reward"], ends["CPS", "0.003"]["obeyed"]
     assert f"{cells([mean(reward)], '.2f')} ({span(reward, '.2f')}), and {mean(obeyed):.0%}" in text
