@@ -94,6 +94,7 @@ def test_answers_repeat_other_tables():
     """The rewards of lesson 12 and the hours of the page on GPUs, in the page of questions."""
     faq = (HOWTO / "faq.md").read_text("utf-8")
     lesson = (HOWTO.parents[1] / "notebooks" / "12_which_algorithm.ipynb").read_text("utf-8")
+    lesson = lesson.replace("\xa0", " ")
     for name in ("RWR", "DDPO", "online DPO"):
         (mean,) = re.findall(rf"^\| {name} \| ([^|]+) \|", faq, flags=re.MULTILINE)
         assert f"| {name} | {mean} |" in lesson
