@@ -72,7 +72,7 @@ def draw_silent() -> Figure:
     upper.text(2.2, -4.8, "one line wrong, 10 runs", color=RED, weight="bold")
     upper.set(xlim=(0.5, 20.5), ylim=(-5.2, 0.2), xticks=(1, 5, 10, 15, 20))
     upper.set_xlabel("epoch", color=INK)
-    upper.set_title("mean reward of an epoch", color=INK, loc="left")
+    upper.set_title("mean reward of an epoch", color=INK)
     plain(upper, colors=INK)
     records = (  # section 5 of the notebook prints those of the red loop
         ("forward passes", "24"),
@@ -306,7 +306,7 @@ def draw_stale() -> Figure:
         share.plot(shifts, [math.exp(-power * d**2) for d in shifts], color=color, linewidth=2)
         x, y = 0.62 if power == 1 else 0.18, math.exp(-power * 0.62**2) + 0.04
         share.text(x, y, name, color=color, weight="bold")
-    share.set_title("ESS ratio", color=INK, loc="left")
+    share.set_title("ESS ratio", color=INK)
     share.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
     for theta, color in ((0.0, PALETTE[4]), (0.8, RED)):
         goal = GOAL - STEPS * theta
@@ -317,7 +317,7 @@ def draw_stale() -> Figure:
     error.text(0.31, 1.3, "old policy near\nthe goal, θ = 0.8", color=RED, weight="bold")
     error.text(0.6, 0.33, "far from it, θ = 0", color=PALETTE[4], weight="bold")
     error.text(0.6, 0.75, "solid: no ρ\ndashed: ρ of each pair", color=INK)
-    error.set_title("gradient too large by", color=INK, loc="left")
+    error.set_title("gradient too large by", color=INK)
     error.set(ylim=(0, 1.6), yticks=(0, 0.5, 1, 1.5), yticklabels=("0", "50%", "100%", "150%"))
     plain(share, error, colors=INK)
     for axes in (share, error):

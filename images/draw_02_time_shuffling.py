@@ -178,7 +178,7 @@ def draw_lengths() -> Figure:
     along.set_xticks(range(7), result["timesteps"])
     along.set_xlabel("timestep")
     along.set(ylim=(0, 0.62))
-    along.set_title("length of a pass's gradient", loc="left")
+    along.set_title("length of a pass's gradient")
     names = ("time order, or one shared order", "each sample's own order")
     for place, (name, (order, color)) in enumerate(zip(names, ORDERS.items(), strict=True)):
         lengths = [rollout[order]["lengths"] for rollout in result["rollouts"]]
@@ -187,7 +187,7 @@ def draw_lengths() -> Figure:
         ratios.text(middle, -place + 0.27, f"{middle:.1f}", color=color, weight="bold", ha="center")
         ratios.text(1, -place - 0.42, name, color=color, weight="bold")
     ratios.set(xlim=(0, 22), ylim=(-1.6, 0.6), yticks=[])
-    ratios.set_title("longest over shortest pass", loc="left")
+    ratios.set_title("longest over shortest pass")
     plain(along, ratios)
     ratios.spines["left"].set_visible(False)
     return figure
@@ -240,7 +240,7 @@ def draw_question() -> Figure:
     figure, card = diagram(6, 7.2)
     axes = figure.add_axes((0.09, 0.632, 0.85, 0.316), facecolor=CARD)
     _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.06)
-    axes.set_title("mean redness of 48 new images", loc="left")
+    axes.set_title("mean redness of 48 new images")
     title(card, 0.2, 3.72, "steps that are trained on (filled)")
     generator = torch.Generator().manual_seed(SEED + 5)
 
@@ -269,7 +269,7 @@ def draw_orders() -> Figure:
     figure, plots = panels(len(whole), (6, 3.2 * len(whole)), stacked=True)
     for axes, ((_, name, gap), curves) in zip(plots, whole, strict=True):
         _draw_curves(axes, curves, named=axes is plots[0], gap=gap)
-        axes.set_title(name, loc="left")
+        axes.set_title(name)
     return figure
 
 
@@ -301,12 +301,12 @@ def draw_signal() -> Figure:
         cosines.text(2.2, height, reward, color=color, weight="bold")
     lengths.set_xticks(range(7), steps)
     lengths.set_xlabel("timestep")
-    lengths.set_title("length of a step's gradient", loc="left")
+    lengths.set_title("length of a step's gradient")
     lengths.set_ylim(0, None)
     ticks = [*steps, *(name.replace(" ", "\n") for name in sums)]
     cosines.set_xticks([*range(7), 7.9, 9.3, 10.7], ticks)
     cosines.axhline(0, color=MUTED, linewidth=0.9, linestyle="--")
-    cosines.set_title("cosine with that of an independent batch", loc="left")
+    cosines.set_title("cosine with that of an independent batch")
     cosines.set_ylim(-0.2, 1)
     plain(lengths, cosines)
     return figure

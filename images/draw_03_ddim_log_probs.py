@@ -227,7 +227,7 @@ def teaches() -> Figure:
                 panel.plot(*run.T, color=color, linewidth=1.6)
         plain(panel, colors=MUTED)
         panel.set(ylim=limits, xticks=[0, 5, 10])
-        panel.set_title(name, color=INK, pad=6, loc="left")
+        panel.set_title(name, color=INK, pad=6)
     panel.set_xlabel("optimizer steps", color=MUTED)
     panel.text(5, -0.55, "all nine runs", color=MUTED, ha="center")
     names = ("stored", "redrawn", "attached")

@@ -133,7 +133,7 @@ def seeds() -> Figure:
     axes.set_xticks(range(len(rates)), [f"{float(rate):.0e}".replace("e-0", "e-") for rate in rates])
     axes.set_xlabel("learning rate", color=INK)
     heading = "readable digits when redness\nfirst passes 0.5 (five new seeds)"
-    axes.set_title(heading, color=INK, loc="left")
+    axes.set_title(heading, color=INK)
     for (name, color), height in zip(COLORS.items(), (0.92, 0.82), strict=True):
         axes.text(-0.45, height, name, color=color, weight="bold")
     axes.text(

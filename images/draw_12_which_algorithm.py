@@ -65,7 +65,7 @@ def results() -> Figure:
                     axes.axvline(x, color=INK, linestyle=style, linewidth=1.3, zorder=1)
                     place = axes.get_xaxis_transform()  # y in heights of the panel
                     axes.text(x, 1.02, name, transform=place, color=INK, ha="center", va="bottom", size=12)
-        axes.set_title(TITLES[task], color=INK, loc="left", pad=42)
+        axes.set_title(TITLES[task], color=INK, pad=42)
         axes.set_xlim(LIMITS[task])
     marks = {"marker": "o", "linestyle": "none", "markersize": 8}
     key = [Line2D([], [], color=color, label=kind, **marks) for kind, (color, _) in KINDS.items()]

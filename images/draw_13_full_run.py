@@ -23,7 +23,7 @@ def restored() -> Figure:
     pixels = np.asarray(Image.open(BENCHMARKS / "results" / "full_run.png"))
     for n, name in enumerate(ROWS):
         image_row(figure, pixels[SIDE * n : SIDE * (n + 1)], name, 5.92 - 1.0 * n)
-    lower = figure.add_axes((0.09, 0.085, 0.89, 0.275))
+    lower = figure.add_axes((0.09, 0.085, 0.89, 0.26))
     curves = []
     for seed in dict.fromkeys(row["seed"] for row in rows):
         points = [row for row in where(rows, seed=seed) if row["what"].startswith("epoch ")]

@@ -33,8 +33,8 @@ def curves() -> Figure:
         for axes, source, scale in ((left, "score", 1), (right, column, 1 if column == "utility" else 100)):
             draw(axes, own, source, scale)
             plain(axes, colors=INK)
-        left.set_title(f"{name}\n{meaning}", color=INK, loc="left")
-        right.set_title(measured, color=INK, loc="left")
+        left.set_title(f"{name}\n{meaning}", color=INK)
+        right.set_title(measured, color=INK)
         if column != "utility":
             right.set_ylim(0, 103)
     for axes in grid[-1]:

@@ -38,7 +38,7 @@ def time_to_result() -> Figure:
     axes.set_xlabel("seconds of training, without evaluation", color=INK)
     plain(axes, colors=INK)
     figure.legend(frameon=False, loc="outside lower center")
-    axes.set_title(f"percentage points more correct images, {len(runs)} seeds", color=INK, loc="left", pad=10)
+    axes.set_title(f"percentage points more correct images, {len(runs)} seeds", color=INK, pad=10)
     return figure
 
 

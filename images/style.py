@@ -23,6 +23,7 @@ TEXT = 13  # points: what is 6 inches wide and shown 400 pixels wide then has 9 
 
 mpl.rcParams.update({"svg.hashsalt": "ddpo-lessons", "svg.fonttype": "path", "font.family": "DejaVu Sans"})
 mpl.rcParams.update({"font.size": TEXT, "axes.titlesize": TEXT, "axes.labelsize": TEXT})
+mpl.rcParams["axes.titlelocation"] = "left"  # as `title` writes
 mpl.rcParams.update({"figure.constrained_layout.h_pad": 0.08, "figure.constrained_layout.w_pad": 0.08})
 
 
