@@ -13,6 +13,7 @@ import torch
 from lessons import run_tagged
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from plots import panels, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, main
 from torch import nn
@@ -89,45 +90,59 @@ def trained(rows: list[dict[str, str]], method: str, examples: str) -> list[floa
     return [float(row["reward"]) for row in ends if int(row["seed"]) > 2]
 
 
+def draw_seeds(axes: Axes, found: list[float], height: float, marker: str, color: str) -> None:
+    """Draw a pale mark for each seed, and an upright tick at their mean."""
+    axes.plot(found, [height] * len(found), marker, color=color, alpha=0.5, markersize=5.5, markeredgewidth=0)
+    axes.plot([mean(found)] * 2, [height - 0.4, height + 0.4], color=color, linewidth=2.6, zorder=3)
+
+
 def img2img() -> Figure:
     """Draw how far each loss's descent points where the mean reward rises, and where training ends."""
     rows, runs = read_rows("results/forward_starts.csv"), read_rows("results/forward_starts_runs.csv")
     kinds = {"re-noised": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
-    methods = ["AWM", "NFT", "RWR", "all alike", "PEPG", "DDPO"]
-    shown = {"all alike": "equal weights"}
-    figure, grid = panels(3, (6, 10.5), stacked=True, sharey=True)
+    methods = {name: [*kinds] for name in ("AWM", "NFT", "RWR", "all alike", "PEPG")}
+    methods["DDPO"] = ["recorded actions"]
+    looks = {**kinds, "recorded actions": ("D", INK)}
+    shown = {"all alike": "equal\nweights"}
+    figure = Figure(figsize=(6, 11.6), facecolor=CARD, layout="constrained")
+    grid = list(figure.subplots(3, 1, sharey=True))
     titles = {"2.0": "first step, guidance 2", "1.0": "first step, no guidance", "": "after training"}
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):
-        for place, method in enumerate(methods):
-            for row, (kind, (marker, color)) in enumerate({**kinds, "recorded actions": ("D", INK)}.items()):
-                examples = kind.removeprefix("recorded ")
+        middles, bottom = [], 0.0
+        for place, (method, examples) in enumerate(methods.items()):
+            top, bottom = bottom, bottom - len(examples) - 0.5  # a line for each kind of examples
+            middles.append((top + bottom) / 2)
+            if place % 2 == 0:
+                axes.axhspan(bottom, top, color=MUTED, alpha=0.08, linewidth=0)
+            for row, kind in enumerate(examples):
                 start = {"PEPG": "NFT"}.get(method, method)  # their first steps are the same
-                own = {"guidance": guidance, "method": start, "examples": examples}
+                own = {"guidance": guidance, "method": start, "examples": kind.removeprefix("recorded ")}
                 found = [float(row["cosine"]) for row in rows if own.items() <= row.items()]
-                found = found if guidance else trained(runs, method, examples)
-                label = shown.get(kind, kind) if found and method in ("AWM", "DDPO") else None
-                look: dict[str, Any] = {"color": color, "alpha": 0.7, "label": label, "markersize": 6}
-                height = -place + (0 if method == "DDPO" else 0.27 * (1 - row))  # a line for each kind
-                axes.plot(found, [height] * len(found), marker, **look)
-        axes.set_yticks([-n for n in range(len(methods))], [shown.get(name, name) for name in methods])
-        axes.set_ylim(0.6 - len(methods), 0.9)
-        axes.set_title(title, fontsize=13)
-        meaning = "cosine with the exact gradient" if guidance else "reward on test images"
-        axes.set_xlabel(meaning, color=INK, fontsize=13)
+                found = found if guidance else trained(runs, method, own["examples"])
+                if found:
+                    draw_seeds(axes, found, top - 0.75 - row, *looks[kind])
+        axes.set_yticks(middles, [shown.get(name, name) for name in methods])
+        axes.set_ylim(bottom, 0)
+        axes.set_title(title)
+        axes.set_xlabel("cosine with the exact gradient" if guidance else "reward on test images", color=INK)
         plain(axes, **TICKS)
-    for axes, ticks in zip(grid, ((-0.5, 0, 0.5), (-0.5, 0, 0.5), (-20, -16, -12)), strict=True):
-        axes.set_xticks(ticks)
     for axes in grid[:2]:
-        axes.set_xlim(-0.8, 0.8)
+        axes.set(xlim=(-0.8, 0.8), xticks=(-0.5, 0, 0.5))
         axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
+    grid[2].set_xticks((-20, -16, -12))
+    grid[2].set_title(titles[""], pad=26)  # above the names of the lines
     for row in runs:
         if row["method"] == "untrained" and row["split"] == "test":
             name = {"before training": "untrained"}.get(row["examples"], "best settings")
-            below_name = {"ymax": 0.89, "color": INK, "linewidth": 0.8, "linestyle": ":"}
-            grid[2].axvline(float(row["reward"]), **below_name)
-            grid[2].text(float(row["reward"]), 0.45, name, fontsize=13, ha="center", color=INK)
-    below = {"frameon": False, "loc": "outside lower center", "ncols": 2}
-    figure.legend(*grid[0].get_legend_handles_labels(), **below)
+            grid[2].axvline(float(row["reward"]), color=INK, linewidth=0.8, linestyle=":")
+            grid[2].text(float(row["reward"]), 0.15, name, ha="center", va="bottom", color=INK)
+    no_line: dict[str, Any] = {"xdata": [], "ydata": [], "linestyle": "none"}
+    handles = [
+        Line2D(marker=marker, color=ink, label=kind, **no_line) for kind, (marker, ink) in looks.items()
+    ]
+    tick = {"marker": "|", "markersize": 13, "markeredgewidth": 2.6, "label": "mean of the seeds"}
+    handles.append(Line2D(color=INK, **tick, **no_line))
+    figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=2)
     return figure
 
 
