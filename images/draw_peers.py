@@ -1,4 +1,4 @@
-"""Draw seconds per epoch of other trainers, this package and the UNet alone (speed/side_by_side)."""
+"""Draw seconds per epoch of other trainers and this package (speed/side_by_side)."""
 
 import json
 from typing import Any
@@ -7,14 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from plots import BENCHMARKS, plain
-from style import CARD, INK, MUTED, PALETTE, TEXT, label, main
+from style import CARD, INK, MUTED, PALETTE, label, main
 
 BLUE, ORANGE, *_, RED = PALETTE
 RESULT = BENCHMARKS / "speed/side_by_side.json"
 PHASES = {"sampling": BLUE, "training": ORANGE}  # the reward's time is too short to be seen
-RUNS = ("peer", "ours", "compiled", "floor")
-SIZES = {"TRL": "TRL's example", "gaussian-glasses": "gaussian-glasses", "large": "large"}
-HEIGHT, PITCH = 0.145, 0.19  # of bars, where a case is 1 high
+RUNS = ("peer", "ours")  # the table has the others
+SIZES = {"TRL": "TRL's example", "gaussian-glasses": "imageddpo's example", "large": "large"}
+HEIGHT, PITCH = 0.24, 0.31  # of bars, where a case is 1 high
 SIZE = 12  # of the text at the bars
 
 
@@ -31,10 +31,8 @@ def draw_bar(axes: Axes, y: float, seconds: dict[str, list[float]]) -> None:
 def remark(row: dict[str, Any], run: str) -> str:
     """Return the text after a bar: its seconds, and whether the other trainer's policy is wrong."""
     text = f"{row[run]['whole'][0]:.1f} s"
-    if run == "floor":
+    if run == "ours":
         return text
-    if run in ("ours", "compiled"):
-        return f"{text}, {row[run]['whole'][0] / row['floor']['whole'][0]:.2f} × floor"
     text += f", {row['peer']['whole'][0] / row['ours']['whole'][0]:.1f} × ours"
     return text if row["gradient_difference"] is not None else f"{text}, wrong policy"
 
@@ -42,9 +40,9 @@ def remark(row: dict[str, Any], run: str) -> str:
 def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
     """Draw the bars of a case below its name, each with its own name and a remark."""
     names = {"peer": row["against"]}
-    label(axes, 0, place - 0.4, f" {row['case']}", size=SIZE, align="left", weight="bold")
+    label(axes, 0, place - 0.38, f" {row['case']}", size=SIZE, align="left", weight="bold")
     for number, run in enumerate(RUNS):
-        y = place - 0.2 + PITCH * number
+        y = place - 0.07 + PITCH * number
         axes.text(-0.015, y, names.get(run, run), transform=axes.get_yaxis_transform(), ha="right",
                   va="center", fontsize=SIZE, color=MUTED)  # fmt: skip
         if run in row:
@@ -58,11 +56,11 @@ def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
 
 
 def peers() -> Figure:
-    """Draw a panel for every choice of batch sizes, with four bars for every case."""
+    """Draw a panel for every choice of batch sizes, with two bars for every case."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))["runs"][-1]
     panel_rows = [[row for row in result["rows"] if row["size"] == size] for size in SIZES]
     heights = [len(rows) for rows in panel_rows]
-    figure = Figure(figsize=(6, 2.4 + 1.15 * sum(heights)), facecolor=CARD, layout="constrained")
+    figure = Figure(figsize=(6, 2.4 + 0.66 * sum(heights)), facecolor=CARD, layout="constrained")
     panels = figure.subplots(len(SIZES), 1, sharex=True, height_ratios=heights)
     for axes, title, rows in zip(panels, SIZES.values(), panel_rows, strict=True):
         for place, row in enumerate(rows):
@@ -77,7 +75,6 @@ def peers() -> Figure:
     panels[-1].set_xlabel("seconds per epoch: median, smallest and largest")
     handles = [Patch(color=color, label=phase) for phase, color in PHASES.items()]
     figure.legend(handles=handles, frameon=False, ncols=2, loc="outside lower center")
-    figure.suptitle("Seconds per epoch for the same work", fontsize=TEXT, color=INK)
     return figure
 
 
