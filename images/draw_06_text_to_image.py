@@ -153,9 +153,11 @@ def curves() -> Figure:
     lower.text(640, 105, "best-of-8 and longer prompt", color=PURPLE, fontsize=13, ha="right")
     for x, y, text, color in (
         (150, -1.4, "RWR", BROWN), (430, -1.52, "DDPO", BLUE),
-        (415, -1.97, "longer prompt", PURPLE), (400, -2.27, "best-of-8", PURPLE),
     ):  # fmt: skip
         upper.text(x, y, text, color=color, fontsize=13)
+    for method, text in (("more words", "longer\nprompt"), ("best-of-8", "best-of-8")):  # each at its line
+        place = {"transform": upper.get_yaxis_transform(), "va": "center"}
+        upper.text(1.02, untrained(rows, method)[0], text, color=PURPLE, fontsize=13, **place)
     return figure
 
 
@@ -205,9 +207,12 @@ def large() -> Figure:
     x, seeds = by_seed(mine, "queries", "reward")
     below.plot(x, seeds, color=BLUE, linewidth=1.3, alpha=0.7)
     below.text(x[-1] + 20, seeds[-1].mean(), "DDPO,\neach seed", color=BLUE, va="center", fontsize=13)
-    for name, text, side in (("best-of-8", "best-of-8", "top"), ("more words", "longer prompt", "bottom")):
+    for name, text, side, style in (
+        ("best-of-8", "best-of-8", "top", "--"),
+        ("more words", "longer prompt", "bottom", ":"),
+    ):
         value = untrained(rows, f"{name}, large files")[0]
-        below.axhline(value, color=PURPLE, linestyle="--", linewidth=1.5)
+        below.axhline(value, color=PURPLE, linestyle=style, linewidth=1.5)
         below.text(x[-1] + 20, value, text, color=PURPLE, va=side, fontsize=13)
     below.set(xlim=(0, x[-1]), xticks=(0, 256, 512, 768, 1024))
     below.set_xlabel("reward evaluations", **TEXT)
@@ -217,7 +222,10 @@ def large() -> Figure:
 
 
 def six() -> Figure:
-    """Draw the file size after six epochs in six denoising steps, with and without the last action."""
+    """Draw the file size after six epochs in six denoising steps, with and without the last action.
+
+    A line is a seed: green if its files are smaller without the last action, red if not.
+    """
     rows = read_rows("zoo/painter.csv")
     figure, plots = panels(3, (6, 5.6), stacked=True, sharex=True)
     ways = {"six steps": "all six actions\ntrained", "six steps, five trained": "the last action\nleft out"}
@@ -226,7 +234,11 @@ def six() -> Figure:
         ends = [where(rows, method=name, learning_rate=rate, epoch="6") for name in ways]
         paired = [sorted(way, key=lambda row: int(row["seed"])) for way in ends]
         sizes = np.array([[-float(row["reward"]) for row in way] for way in paired])  # (2, seeds)
-        axes.plot(sizes, [0, 1], "o-", color=BLUE, linewidth=1, alpha=0.7, markersize=6)
+        is_smaller = sizes[1] < sizes[0]
+        for way, color in ((is_smaller, GREEN), (~is_smaller, RED)):
+            axes.plot(sizes[:, way], [0, 1], "o-", color=color, linewidth=1.2, alpha=0.7, markersize=6)
+        count = f"{is_smaller.sum()} of {len(is_smaller)}\nsmaller"
+        axes.text(1.02, 0.5, count, transform=axes.transAxes, color=GREEN, va="center", fontsize=13)
         axes.axvline(before, color=PURPLE, linestyle="--", linewidth=1.5)
         axes.set_title(f"learning rate {rate}", **TEXT)
         axes.set_yticks([0, 1], ways.values())

@@ -179,6 +179,8 @@ def floor() -> Figure:
         (7e-7, "action 1", BLUE),
     ):
         axes[0].text(8e4, height, text, color=color, va="center")
+    axes[1].text(8e4, 1.05e-4, "dotted:\nas 1/√D", color=GREEN, va="center")
+    axes[1].text(260, 8e-7, "dashed: mean of d²/2", color=BLUE, va="bottom")
     return figure
 
 

@@ -91,15 +91,18 @@ def diversity() -> Figure:
     rewards = [row["reward"] for row in written]
     axes.axhspan(min(rewards), max(rewards), color=GREEN, alpha=0.15, linewidth=0)
     axes.plot(*_columns(written, "diversity", "reward"), "*", color=GREEN, markersize=14)
-    axes.text(0.1665, -0.15, "handwriting", fontsize=13, color=GREEN, ha="center")
+    axes.text(0.1665, -0.156, "handwriting", fontsize=13, color=GREEN, ha="center")
     for method, color in COLORS.items():
         path = _mean_path(method)
         axes.plot(*_columns(path, "diversity", "reward"), "o-", color=color, lw=2.2, ms=6, label=method)
     settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best-of-2", "best-of-3", "best-of-4")
     names = {
-        "guidance 1.5": (-44, -13, "right"),
-        "guidance 4": (-2, 12, "left"),
+        "guidance 1.5": (-21, -11, "right"),
+        "guidance 2": (7, 6, "left"),
+        "guidance 4": (4, -17, "right"),
         "best-of-4": (9, -4, "left"),
+        "best-of-3": (9, -4, "left"),
+        "best-of-2": (9, -4, "left"),
         "untrained": (10, -4, "left"),
     }
     for group in settings:
@@ -107,7 +110,10 @@ def diversity() -> Figure:
         axes.plot(*_columns(found, "diversity", "reward"), "s:", color=MUTED, ms=6, lw=1.3)
     for name, (x, y, side) in names.items():
         place = (points[name]["diversity"], points[name]["reward"])
-        axes.annotate(name, place, (x, y), textcoords="offset points", fontsize=13, color=MUTED, ha=side)
+        look = {"textcoords": "offset points", "fontsize": 13, "color": MUTED, "ha": side}
+        line = {"arrowstyle": "-", "color": MUTED} if name == "guidance 1.5" else None  # it is not beside it
+        axes.annotate(name, place, (x, y), arrowprops=line, **look)
+    axes.set_xlim(left=0.056)
     axes.legend(fontsize=13, frameon=False, loc="lower left")
     _style(axes, "diversity: difference between images of a prompt", "reward")
     return figure
@@ -116,7 +122,7 @@ def diversity() -> Figure:
 def distance() -> Figure:
     """Draw the Fréchet distance to handwriting along training."""
     figure, (axes,) = panels(1, (6, 4.7))
-    goal = _mean(_handwriting())
+    goal, rings = _mean(_handwriting()), dict[str, tuple[float, float]]()
     axes.axhline(goal["frechet"], color=GREEN, linewidth=1.6)
     axes.text(5.38, goal["frechet"] - 0.1, "handwriting of the test split", color=GREEN, ha="right", va="top")
     for method, color in COLORS.items():
@@ -127,8 +133,15 @@ def distance() -> Figure:
                 part = (goal["reward"] - before["reward"]) / (after["reward"] - before["reward"])
                 y = before["frechet"] + part * (after["frechet"] - before["frechet"])
                 axes.plot(n + part, y, "o", mfc="none", mec=color, ms=14, mew=1.8)
+                rings[method] = (n + part, y)
         shift = {"ReFL": 0.35, "DRaFT-3": -0.4}.get(method, 0)
         axes.text(4.12, path[-1]["frechet"] + shift, method, fontsize=13, color=color, va="center")
+    text, line = (
+        "ring: the reward of\nhandwriting is reached",
+        {"arrowstyle": "-", "color": INK, "shrinkB": 9},
+    )
+    look = {"fontsize": 13, "color": INK, "va": "center", "arrowprops": line}
+    axes.annotate(text, rings["DRaFT-10"], (0.05, 1.9), **look)
     axes.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 5.4), ylim=(0, None))
     axes.spines["bottom"].set_bounds(0, 4)
     _style(axes, "reward evaluations", "Fréchet distance to handwriting")
