@@ -152,8 +152,8 @@ def draw_travel() -> Figure:
     figure, axes = diagram(6, 7.45)
     order, steps, T = _shuffled_ids(), PLAN.optimizer_steps, PLAN.num_timesteps
     color = {n: PALETTE[row * steps // PLAN.total_samples] for row, n in enumerate(order)}  # by step
-    pitch = 0.58
-    middle = [1.55 + pitch * n + 0.12 * (n // 4) for n in range(8)]
+    pitch = 0.565
+    middle = [1.5 + pitch * n + 0.12 * (n // 4) for n in range(8)]
     for batch in range(PLAN.num_batches_per_epoch):
         first, last = middle[4 * batch], middle[4 * batch + 3]
         note(axes, (first + last) / 2, 7.27, f"sample batch {batch}", align="center")
@@ -166,14 +166,14 @@ def draw_travel() -> Figure:
         arrow(axes, (middle[sample], 6.61), (middle[place], 5.96), ink=color[sample], width=1.2)
         box(axes, middle[place] - 0.22, 5.56, 0.44, 0.38, str(sample), color=color[sample])
     label(axes, 0.1, 5.1, "trained on: time runs to the right", weight="bold", align="left")
-    left, width, gap, top, height = 1.3, 0.37, 0.12, 4.2, 0.43
+    left, width, gap, top, height = 1.36, 0.36, 0.12, 4.2, 0.43
     center = [top - (row + 0.5) * height for row in range(8)]
     for row, sample in enumerate(order):
-        box(axes, 0.85, center[row] - 0.18, 0.38, 0.36, str(sample), color=color[sample])
+        box(axes, 0.88, center[row] - 0.18, 0.38, 0.36, str(sample), color=color[sample])
     for number, batch in enumerate(minibatches({"id": torch.tensor(order)}, PLAN.train_batch_size)):
         first = number * PLAN.train_batch_size
         upper, lower = top - first * height, top - (first + len(batch["id"])) * height
-        label(axes, 0.43, (upper + lower) / 2, f"mini-\nbatch {number}", ink=MUTED, size=12)
+        label(axes, 0.47, (upper + lower) / 2, f"mini-\nbatch {number}", ink=MUTED, size=12)
         for j in range(T):
             x = left + (number * T + j) * width + gap * (number // PLAN.gradient_accumulation_steps)
             for row in range(first, first + PLAN.train_batch_size):
@@ -182,8 +182,8 @@ def draw_travel() -> Figure:
         x = left + (column + 0.48) * width + gap * (column // (PLAN.gradient_accumulation_steps * T))
         label(axes, x, 4.66, str(column))
         label(axes, x, 4.38, str(column % T), ink=MUTED)
-    label(axes, left - 0.12, 4.66, "forward pass", align="right")
-    note(axes, left - 0.12, 4.38, "step j", align="right")
+    label(axes, left - 0.08, 4.66, "forward pass", align="right")
+    note(axes, left - 0.08, 4.38, "step j", align="right")
     for step in range(steps):
         calls = PLAN.gradient_accumulation_steps * T
         x0 = left + step * (calls * width + gap)

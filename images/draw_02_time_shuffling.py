@@ -105,7 +105,7 @@ def _images() -> list[np.ndarray]:
 
 def draw_torn() -> Figure:
     """Seven shuffled steps of one real sample: whole, with timesteps left behind, with a wrong advantage."""
-    figure, axes = diagram(6, 4.7)
+    figure, axes = diagram(6, 5.15)
     torn, images, x0, pitch, size = _read()["torn"], _images(), 0.88, 0.635, 0.57
     whole = torn["whole"]
     rows = (
@@ -114,7 +114,7 @@ def draw_torn() -> Figure:
         ("advantages", "advantage of another", "no error"),
     )
     for number, (case, name, remark) in enumerate(rows):
-        y, here = 3.42 - number * 1.55, torn[case]
+        y, here = 3.84 - number * 1.76, torn[case]
         title(axes, 0.1, y + 1.08, name)
         note(axes, 1.75 if case == "whole" else 2.65, y + 1.08, remark)
         note(axes, x0 - 0.1, y + size + 0.15, "t", align="right")

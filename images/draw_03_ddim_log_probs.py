@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import bar, minus, of_seeds, plain, read_rows, show_image, where
+from plots import bar, mean_and_paths, minus, of_seeds, plain, read_rows, show_image, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
@@ -213,27 +213,28 @@ def own() -> Figure:
 
 
 def teaches() -> Figure:
-    """Redness, threes and log-probs of fresh steps over optimizer steps: three actions, three seeds."""
+    """Redness and threes over optimizer steps: three actions, three seeds; the log-probs in words."""
     rows = read_rows("results/log_probs.csv")
-    figure, axes = diagram(6, 6.7)
-    title(axes, 0.1, 6.48, "Ten optimizer steps on redness (a line is a seed)")
+    figure, axes = diagram(6, 5.55)
+    title(axes, 0.1, 5.32, "Ten optimizer steps on redness")
     colors = {"stored": GREEN, "resampled": ORANGE, "attached": PURPLE}
-    columns = {"redness": ("redness", (0, 0.7)), "threes": ("read as a three", (0, 1))}
-    columns |= {"log_prob": ("log-prob of fresh steps", (-1, 0))}
-    for bottom, (column, (name, limits)) in zip((0.67, 0.38, 0.09), columns.items(), strict=True):
-        panel = figure.add_axes((0.12, bottom, 0.84, 0.185))
+    columns = {"redness": ("redness (thin: seeds, thick: their mean)", (0, 0.7))}
+    columns |= {"threes": ("read as a three", (0, 1))}
+    for bottom, (column, (name, limits)) in zip((0.575, 0.21), columns.items(), strict=True):
+        panel = figure.add_axes((0.12, bottom, 0.84, 0.25))
         for action, color in colors.items():
-            for run in of_seeds(where(rows, action=action), "steps", column):
-                panel.plot(*run.T, color=color, linewidth=1.6)
+            paths = of_seeds(where(rows, action=action), "steps", column)
+            mean_and_paths(panel, paths, color, thin=1, alpha=0.45, linewidth=2.8)
         plain(panel, colors=MUTED)
         panel.set(ylim=limits, xticks=[0, 5, 10])
         panel.set_title(name, color=INK, pad=6)
     panel.set_xlabel("optimizer steps", color=MUTED)
-    panel.text(5, -0.55, "all nine runs", color=MUTED, ha="center")
     names = ("stored", "redrawn", "attached")
-    label(axes, 0.1, 6.18, "trained on actions:", align="left")
+    label(axes, 0.1, 5.02, "trained on actions:", align="left")
     for x, name, color in zip((2.35, 3.65, 5.05), names, colors.values(), strict=True):
-        label(axes, x, 6.18, name, ink=color, weight="bold")
+        label(axes, x, 5.02, name, ink=color, weight="bold")
+    (fresh,) = {f"{float(row['log_prob']):.2f}" for row in rows}  # all nine runs have one value
+    label(axes, 0.1, 0.22, f"log-prob of fresh steps: {minus(fresh)} in all nine runs", align="left")
     return figure
 
 

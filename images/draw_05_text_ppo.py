@@ -264,10 +264,11 @@ def bridge() -> Figure:
         for axes, x, y in ((upper, rates, ends), (lower, list(steps), np.mean(sizes, axis=0))):
             axes.plot(x, y, "o-", color=color, linewidth=2.2, markersize=5)
         upper.text(0.94 * rates[0], ends[0], name, color=color, ha="right", va="center")
-    upper.set(xlim=(4.3e-5, 8.6e-4), ylim=(0, 0.8), xscale="log")
+        lower.text(7.2, np.mean(sizes, axis=0)[-1], name, color=color, va="center")
+    upper.set(xlim=(3.6e-5, 8.6e-4), ylim=(0, 0.8), xscale="log")
     upper.set_xticks([1e-4, 2e-4, 4e-4, 8e-4], ["1e-4", "2e-4", "4e-4", "8e-4"])
     upper.minorticks_off()
-    lower.set(xticks=list(steps), ylim=(0, 1.7))
+    lower.set(xticks=list(steps), xlim=(0.7, 9.4), ylim=(0, 1.7))
     for axes, heading, under in (
         (upper, "redness, epochs 8 to 10", "learning rate"),
         (lower, "size of the advantages", "denoising step"),
