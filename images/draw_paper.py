@@ -18,7 +18,10 @@ REWARDS = {  # name, meaning, and what the held-out evaluator measures
     "preference": ("learned reward", "mean reward", "utility", "annotator's utility"),
 }
 METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": GREEN}
-LINES = {"best-of-8": ("best-of-8", INK, "--"), "turned": ("best without training", PURPLE, ":")}
+LINES = {  # the dots are in the gaps of the dashes, because two lines nearly coincide in the first panel
+    "best-of-8": ("best-of-8", INK, (0, (3.4, 2.6))),
+    "turned": ("best without training", PURPLE, (1.95, (1.3, 4.7))),
+}
 SHOWN = 4  # of the eight test images
 
 
@@ -36,7 +39,7 @@ def curves() -> Figure:
         left.set_title(f"{name}\n{meaning}", color=INK)
         right.set_title(measured, color=INK)
         if column != "utility":
-            right.set_ylim(0, 103)
+            right.set_ylim(0, 33 if column == "all" else 103)
     for axes in grid[-1]:
         axes.set_xlabel("reward evaluations", color=INK)
     lines, names = grid[0, 0].get_legend_handles_labels()
@@ -52,7 +55,7 @@ def draw(axes: Axes, rows: list[dict[str, str]], column: str, scale: float) -> N
         band(axes, x, seeds, color, alpha=0.2)
     for method, (name, color, style) in LINES.items():
         (value,) = (scale * float(row[column]) for row in where(rows, method=method))
-        axes.axhline(value, color=color, linestyle=style, linewidth=1.2, label=name)
+        axes.axhline(value, color=color, linestyle=style, linewidth=1.6, label=name)
 
 
 def images() -> Figure:
