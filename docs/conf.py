@@ -37,8 +37,6 @@ extensions = [
 
 nb_execution_mode = "off"  # what is committed is shown
 nb_merge_streams = True
-nb_code_prompt_show = "Show the solution"  # the set-up cell says so itself
-nb_code_prompt_hide = "Hide the solution"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_dmath_allow_labels = False  # "$$…$$ (text)" is a formula and a text
 myst_dmath_double_inline = True  # "$$…$$" below a line of text, as Jupyter takes it
@@ -125,9 +123,29 @@ def darken_figures(app: Sphinx, doctree: nodes.document, name: str) -> None:
             node["classes"] += ["plot"]
 
 
+def name_folded_cells(app: Sphinx, doctree: nodes.document) -> None:
+    """Put the title of a folded cell, its first line, on the bar that opens it."""
+    for cell in doctree.findall(nodes.container):
+        is_folded = cell.get("nb_element") == "cell_code" and cell.get("hide_mode")
+        if is_folded and (match := re.match(r"# @title (.*)", cell.astext())):
+            title = match[1].replace("`", "")
+            if re.match(r"[A-Z][a-z'-]*\b", title):  # a word, and no name such as DDPO
+                title = title[0].lower() + title[1:]
+            cell["prompt_show"], cell["prompt_hide"] = f"Show: {title}", f"Hide: {title}"
+
+
+def keep_columns(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Mark printed tables: a narrow page lets them scroll, and wraps the lines of all other outputs."""
+    for block in doctree.findall(nodes.literal_block):
+        if "output" in block["classes"] and len(re.findall(r"\S {2,}\S", block.astext())) > 1:
+            block["classes"] += ["columns"]
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", show_plain_types)
+    app.connect("doctree-read", name_folded_cells)
+    app.connect("doctree-resolved", keep_columns)
     app.connect("doctree-resolved", darken_figures)
     app.connect("source-read", link_modules)
     app.connect("autodoc-skip-member", skip_member)

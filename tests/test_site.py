@@ -118,6 +118,18 @@ def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
     folded = lesson.select("details.hide")
     assert len(folded) == len(closed) >= 1 + 3  # the set-up and solutions
     assert not any(details.has_attr("open") for details in folded)
+    titles = [cell.source.partition("\n")[0].removeprefix("# @title ").replace("`", "") for cell in closed]
+    bars = [details.summary.p.get_text() for details in folded]
+    assert [bar.lower() for bar in bars] == [f"show: {title.lower()}" for title in titles]
+    assert bars[0] == "Show: set-up"
+
+
+def test_printed_tables_are_marked(site):
+    """A phone wraps the lines of outputs, but not of tables."""
+    outputs = article(site / "notebooks" / "01_batching.html").select("div.output.stream")
+    tables = [output.get_text() for output in outputs if "columns" in output["class"]]
+    assert any("sample  last latent  reward" in table for table in tables)
+    assert 0 < len(tables) < len(outputs)
 
 
 def test_dark_pages_invert_plots_and_leave_images_alone(site):
