@@ -13,21 +13,30 @@ from scipy import ndimage
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "images/dark"
-FILTER = "invert(0.92) hue-rotate(180deg)"  # CSS of `invert`: dark paper, and hues stay
+FILTER = "invert(0.92) hue-rotate(180deg)"  # CSS much like `invert`: dark paper, and hues stay
+DARK = "#0d1117"  # the paper of dark copies: GitHub's dark page
 
 
-def invert(colors: np.ndarray) -> np.ndarray:
-    """Return colors (..., 3) of 8 bits as the filter `FILTER` shows them."""
-    inverted = 0.92 - 0.84 / 255 * colors
-    turned = 2 * (inverted @ (0.213, 0.715, 0.072))[..., None] - inverted
-    return np.rint(255 * turned.clip(0, 1)).astype(np.uint8)
+def invert(colors: np.ndarray, paper: np.ndarray) -> np.ndarray:
+    """Return colors (..., 3) of 8 bits on a dark page: `paper` (3,) becomes `DARK`, black becomes light."""
+    inverted, old = ((0.92 - 0.84 / 255 * np.asarray(values)) for values in (colors, paper))
+    turned, old = (2 * (values @ (0.213, 0.715, 0.072))[..., None] - values for values in (inverted, old))
+    new = np.array(ImageColor.getrgb(DARK)) / 255
+    moved = new + (turned - old) * (1 - new) / (1 - old)
+    return np.rint(255 * moved.clip(0, 1)).astype(np.uint8)
 
 
 def dark_svg(text: str) -> str:
     """Return an SVG with all colors inverted but those of its images."""
     color = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
-    text = color.sub(lambda match: f"#{invert(np.array(ImageColor.getrgb(match[0]))).tobytes().hex()}", text)
-    return text.replace("<svg ", '<svg fill="#ebebeb" ', 1)  # Matplotlib leaves out the color of black text
+    found = re.search(r'<g id="patch_1">.*?fill: (#[0-9a-f]{6})', text, re.DOTALL)
+    paper = np.array(ImageColor.getrgb(found[1] if found else "#ffffff"))
+
+    def dark(color: str) -> str:
+        return f"#{invert(np.array(ImageColor.getrgb(color)), paper).tobytes().hex()}"
+
+    text = color.sub(lambda match: dark(match[0]), text)
+    return text.replace("<svg ", f'<svg fill="{dark("#000000")}" ', 1)  # Matplotlib leaves black's color out
 
 
 def images_on_paper(pixels: np.ndarray) -> list[tuple[slice, slice]]:
@@ -45,7 +54,7 @@ def images_on_paper(pixels: np.ndarray) -> list[tuple[slice, slice]]:
 def dark_png(pixels: np.ndarray) -> np.ndarray | None:
     """Return a plot (H, W, 3) with all inverted but its images, or None if it has no images."""
     places = images_on_paper(pixels)
-    dark = invert(pixels)
+    dark = invert(pixels, pixels[0, 0])
     for place in places:
         dark[place] = pixels[place]
     return dark if places else None

@@ -235,45 +235,46 @@ def point(shares: dict[str, Any]) -> tuple[float, float]:
 
 def dilemma() -> Figure:
     """Draw animals kept against backgrounds correct: tuning the strength, best-of-8, RL, and what else."""
-    figure, (axes,) = panels(1, (6, 6.9))
+    figure, (axes,) = panels(1, (6, 5.6))
     grid = where(read_rows("zoo/edit_grid.csv"), steps="8", eta="1.0")
     for guidance, color in zip(("1.0", "6.0"), CURVE_COLORS, strict=False):
         own = sorted(where(grid, guidance=guidance), key=lambda row: float(row["strength"]))
         places = [point(row) for row in own]
-        name = f"untrained, guidance {float(guidance):g}"
-        axes.plot(*zip(*places, strict=True), "o-", color=color, markersize=3.5, linewidth=1.2, label=name)
+        axes.plot(*zip(*places, strict=True), "o-", color=color, markersize=3.5, linewidth=1.2)
         if guidance == "1.0":
-            for row, place in zip(own, places, strict=True):
-                look = {"textcoords": "offset points", "fontsize": 13, "color": MUTED}
-                shift = (
-                    (-8, 4) if row["strength"] == "0.875" else (4, 5)
-                )  # left of the line that crosses there
-                side = "right" if row["strength"] == "0.875" else "left"
-                axes.annotate(f"{float(row['strength']):g}", place, shift, ha=side, **look)
+            _name(axes, -2, 90, f"strength {float(own[0]['strength']):g}", MUTED)
+            for row, (x, y) in zip(own[1:], places[1:], strict=True):
+                shift, side = ((2, 1), "left") if row["strength"] == "0.75" else ((-1, -4), "right")
+                _name(axes, x + shift[0], y + shift[1], f"{float(row['strength']):g}", MUTED, side)
     rows, trained = read_rows("zoo/edit.csv"), where(read_rows("zoo/demo.csv"), algorithm="branching")
     path = where(trained, images="validation")
     _, backgrounds = by_seed(path, "done", "background", 100)
     _, kept = by_seed(path, "done", "animal", 100)
-    axes.plot(
-        backgrounds.mean(1), kept.mean(1), ".-", color=ORANGE, linewidth=2, label="branching, along training"
-    )
+    axes.plot(backgrounds.mean(1), kept.mean(1), ".-", color=ORANGE, linewidth=2)
     dot = {"markeredgecolor": INK, "linestyle": "none"}
     ends = [point(row) for row in where(trained, images="test")]
-    axes.plot(
-        *zip(*ends, strict=True), "*", color=ORANGE, markersize=13, label="branching, five seeds", **dot
-    )
-    names = {"best-of-8": "untrained, best-of-8 by the reward", "program": "a program for this world"}
-    names |= {"supervised": "supervised on pairs, three seeds"}
+    axes.plot(*zip(*ends, strict=True), "*", color=ORANGE, markersize=13, **dot)
     for marker, what in zip("^DP", ("best-of-8", "supervised", "program"), strict=True):
         places = [point(row) for row in where(rows, what=what, animals="practised")]
-        axes.plot(*zip(*places, strict=True), marker, color=GREEN, markersize=8, label=names[what], **dot)
+        axes.plot(*zip(*places, strict=True), marker, color=GREEN, markersize=8, **dot)
     tidy(axes)
     axes.set(xlim=(-4, 103), ylim=(0, 103))
     axes.set_xlabel("backgrounds correct (%)", color=INK, fontsize=12)
     axes.set_ylabel("animals kept (%)", color=INK, fontsize=12)
     axes.set_title("Sampling settings move along curves; RL leaves them", color=INK)
-    figure.legend(loc="outside lower left", frameon=False)
+    brown, purple, *_ = CURVE_COLORS
+    _name(axes, 50, 36, "untrained,\nguidance 1", brown, "right")
+    _name(axes, 60, 26, "untrained,\nguidance 6", purple)
+    _name(axes, 7, 98.6, "a program for this world", GREEN)
+    _name(axes, 101, 98.6, "supervised on pairs", GREEN, "right")
+    _name(axes, 37, 90, "branching, along training", ORANGE)
+    _name(axes, 101, 77, "5 seeds", ORANGE, "right")
+    _name(axes, 72.6, 70, "best-of-8,\nuntrained", GREEN, "center")
     return figure
+
+
+def _name(axes: Axes, x: float, y: float, text: str, ink: str, align: str = "left") -> None:
+    axes.text(x, y, text, color=ink, ha=align, va="center")
 
 
 if __name__ == "__main__":
