@@ -1,4 +1,4 @@
-"""The lessons' table, their badges, and the set-up cell, for README and notebooks.
+"""The tables of lessons and their modules, badges, and the set-up cell, for README and notebooks.
 
 `python -m benchmarks.tables` writes it into them.
 """
@@ -98,14 +98,27 @@ def minutes(name: str) -> int:
     return int(found[1]) + int((found[2] or "0").replace("half an hour", "30"))
 
 
+def listed() -> list[tuple[str, list[str], str]]:
+    """Return name, modules and subject of each lesson."""
+    lines = LESSONS.strip().splitlines()
+    abouts = [about.split(" | ") for about in lines[::2]]
+    return [(name, modules.split(), line) for (name, modules), line in zip(abouts, lines[1::2], strict=True)]
+
+
 def lesson_rows() -> list[list[str]]:
     """Return the rows of the README's table of lessons."""
-    rows, lines = [], LESSONS.strip().splitlines()
-    for about, teaches in zip(lines[::2], lines[1::2], strict=True):
-        name, modules = about.split(" | ")
-        links = ", ".join(f"[`{Path(m).name}`](ddpo_lessons/{m}.py)" for m in modules.split())
-        link = f"[{heading(name)}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
-        rows.append([link, teaches, str(minutes(name))])
+    return [
+        [f"[{heading(name)}](notebooks/{name}.ipynb), {minutes(name)}\xa0min{badge(name)}", teaches]
+        for name, _, teaches in listed()
+    ]
+
+
+def module_rows() -> list[list[str]]:
+    """Return which modules each lesson builds, as rows of a table in docs."""
+    rows = []
+    for name, modules, _ in listed():
+        links = ", ".join(f"[`{Path(m).name}`](../ddpo_lessons/{m}.py)" for m in modules)
+        rows.append([f"[{heading(name)}](../notebooks/{name}.ipynb)", links])
     return rows
 
 
