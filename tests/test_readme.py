@@ -37,6 +37,7 @@ PHOTOGRAPHS, *_ = (block for block in blocks("sh") if "photos" in block)
 COMMANDS = [
     shlex.split(line)
     for block in blocks("sh")
+    if "--reward" in block
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("ddpo-lessons ")
 ]
