@@ -14,8 +14,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from ddpo_lessons.image import image_grid
-from ddpo_lessons.lessons import slider
+from ddpo_lessons.lessons import demo, slider
 from ddpo_lessons.lessons.plotting import FRAME, draw_row, plot_dilemma, plot_strip
+from ddpo_lessons.worlds import animals
 
 
 def test_grid_places_images_row_by_row_and_fills_with_white():
@@ -144,3 +145,18 @@ def test_a_slider_holds_a_frame_for_each_value_and_loads_nothing():
     assert "<button" not in page
     assert "http" not in page
     assert figure.number not in plt.get_fignums()
+
+
+def test_before_after_marks_what_is_correct_and_counts_it():
+    edits = animals.draw_edits(demo.SHOWN + 1, 0)
+    evaluation, wanted = demo.Evaluation(edits), edits.wanted.images
+    figure = demo.before_after(evaluation, {"untrained_best": edits.images, "after": wanted})
+    hits = [evaluation.hits(images)["all"][: demo.SHOWN].tolist() for images in (edits.images, wanted)]
+    marked = [bool(axis.lines) for axis in figure.axes]
+    assert marked == [*[False] * demo.SHOWN, *hits[0], *hits[1]]
+    _, *words, before, after = (text.get_text() for text in figure.texts)
+    assert words == [prompt.split()[-2] for prompt in edits.prompts[: demo.SHOWN]]
+    assert (before, after) == (
+        f"untrained, best settings: {sum(hits[0])} of 8 correct",
+        f"after RL: {sum(hits[1])} of 8 correct",
+    )
