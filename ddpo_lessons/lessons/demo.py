@@ -258,7 +258,7 @@ def before_after(evaluation: Evaluation, images: dict[str, torch.Tensor]) -> Fig
         name = f"{name}: {sum(correct)} of {count} correct"
         draw_row(figure, images[key][:count], name, 0, bottom, side, **look)
         for axis in itertools.compress(figure.axes[-count:], correct):
-            mark = {"transform": axis.transAxes, "markeredgecolor": "white", "clip_on": False}
+            mark: dict[str, Any] = {"transform": axis.transAxes, "markeredgecolor": "white", "clip_on": False}
             axis.plot(0.84, 0.16, "o", markersize=11, markerfacecolor="#1a7f37", **mark)
             x, y = (0.78, 0.825, 0.905), (0.16, 0.11, 0.215)
             axis.plot(x, y, color="white", linewidth=1.5, transform=axis.transAxes)
