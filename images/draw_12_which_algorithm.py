@@ -112,15 +112,15 @@ QUESTIONS = (  # question, what to do if the answer is yes
 
 def guide() -> Figure:
     """Draw the questions from top to bottom, each with its way out."""
-    height = 1.02
+    height = 1.12
     figure, axes = diagram(6, height * len(QUESTIONS) - 0.1)
     for n, (question, answer) in enumerate(QUESTIONS):
         bottom = height * (len(QUESTIONS) - 1 - n) + 0.1
-        box(axes, 0.1, bottom, 3.15, 0.7, question, size=12.5)
-        box(axes, 3.85, bottom, 2.05, 0.7, answer, color=PALETTE[n % len(PALETTE)], size=12.5)
-        arrow(axes, (3.25, bottom + 0.35), (3.85, bottom + 0.35))
+        box(axes, 0.1, bottom, 3.15, 0.8, question, size=12.5)
+        box(axes, 3.85, bottom, 2.05, 0.8, answer, color=PALETTE[n % len(PALETTE)], size=12.5)
+        arrow(axes, (3.25, bottom + 0.4), (3.85, bottom + 0.4))
         if n < len(QUESTIONS) - 1:
-            note(axes, 3.53, bottom + 0.5, "yes", align="center")
+            note(axes, 3.53, bottom + 0.55, "yes", align="center")
             arrow(axes, (1.6, bottom), (1.6, bottom - 0.32))
             note(axes, 1.75, bottom - 0.16, "no")
     return figure
