@@ -97,7 +97,7 @@ def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path
         "reward", "reward term: clip", "largest |ratio − 1| (dashed: first step)", "clip fraction",
     ]  # fmt: skip
     assert legend(drawn) == ["run (epoch 2)"]
-    assert legend(drawn, 1) == ["mean", "25% to 75% quantile", "5% to 95% quantile", "validation"]
+    assert legend(drawn, 1) == ["mean", "25% to 75% quantile", "5% to 95% quantile (cut off)", "validation"]
     assert notes(drawn) == ""
 
 
@@ -112,23 +112,35 @@ def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
         ]
         named[count] = legend(drawn, 1)
     middle, wide = ("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})
-    assert heights == {1: [wide, middle], 2: [middle, middle], 3: []}
-    quantiles = ["25% to 75% quantile", "5% to 95% quantile"]
+    assert heights == {1: [middle, wide], 2: [middle, middle], 3: []}
+    quantiles = ["25% to 75% quantile", "5% to 95% quantile (cut off)"]
     assert named == {1: ["mean", *quantiles], 2: ["mean", quantiles[0]], 3: ["mean"]}
 
 
 def test_the_bands_of_one_epoch_are_bars(tmp_path):
     drawn = plot_run(write_records(tmp_path / "run", epoch=EPOCHS[:1]))
     sizes = [np.ptp(band.get_paths()[0].vertices, axis=0).tolist() for band in drawn.axes[0].collections]
-    assert sizes == [[pytest.approx(0.2), 7.0], [pytest.approx(0.2), 2.0]]
+    assert sizes == [[pytest.approx(0.2), 2.0], [pytest.approx(0.2), 7.0]]
+
+
+def test_the_scale_of_the_reward_is_that_of_the_mean_and_the_quartiles(tmp_path):
+    wide = [{**row, "reward_q05": -300.0, "reward_q95": 400.0} for row in EPOCHS]
+    validation = [{"epoch": 2, "validation_reward": 5.0}]
+    for rows, more, expected in ((EPOCHS, [], (0, 3)), (wide, [], (0, 3)), (wide, validation, (0, 5))):
+        drawn = plot_run(write_records(tmp_path, epoch=rows, validation=more))
+        low, high = drawn.axes[0].get_ylim()
+        room = 0.05 * (expected[1] - expected[0])
+        assert (low, high) == (pytest.approx(expected[0] - room), pytest.approx(expected[1] + room))
 
 
 def test_two_bands_are_as_different_as_the_wide_one_and_the_background(tmp_path):
-    """In brightness, in the middle of each: on the left the epochs are 1 to 2, and the mean is 1 to 3."""
-    drawn = plot_run(write_records(tmp_path / "run", epoch=EPOCHS))
+    """In brightness: at epoch 1.1 the mean is 1.2, the bands begin at 1.5 and 0, and the axis at -0.15."""
+    rows = [{**row, "reward_q05": 0.0, "reward_q25": 1.5} for row in (*EPOCHS, {**EPOCHS[0], "epoch": 3})]
+    rows[2]["reward_mean"] = 0.0
+    drawn = plot_run(write_records(tmp_path / "run", epoch=rows))
     pixels = np.asarray(Image.open(io.BytesIO(drawn._repr_png_())))  # type: ignore[attr-defined]
     axis = drawn.axes[0]
-    places = [axis.transData.transform((1.9, y)) for y in (1.1, -1.6, -3.02)]
+    places = [axis.transData.transform((1.1, y)) for y in (1.75, 0.6, -0.08)]
     inner, outer, around = (float(pixels[len(pixels) - round(y), round(x), 0]) for x, y in places)
     assert around - outer > 20
     assert outer - inner > 30

@@ -52,9 +52,10 @@ DASHED = {REWARD: "validation_reward", RATIO: "first_replay_max_ratio_error"}  #
 FIRST_STEP = " (dashed: first step)"
 STEPS = "optimizer_steps"  # of an epoch
 REWARDS = ("reward", "reward_function")  # in a run's config.json: of the command line, and of all runs
-BANDS = {  # and their opacity; the wide one is below the other
+WIDE = ("reward_q05", "reward_q95")  # its band does not set the scale, of which it would take most
+BANDS = {  # and their opacity
     ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
-    ("reward_q05", "reward_q95"): ("5% to 95% quantile", 0.16),
+    WIDE: ("5% to 95% quantile (cut off)", 0.16),
 }
 
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
@@ -103,7 +104,7 @@ def plot_run(*folders: str | Path) -> Figure:
         bands = [band for band in list(BANDS)[: max(0, 3 - len(runs))] if _has(runs, band[0])]
         for (key, numbers), axis in zip(panels, axes, strict=True):
             for number in numbers:
-                _draw(axis, runs[number], key, colors[number], bands[::-1])
+                _draw(axis, runs[number], key, colors[number], bands)
             title = _title(key) + (FIRST_STEP if key == RATIO and _has(runs, DASHED[key]) else "")
             if key == REWARD and len(groups) > 1:
                 title += f" of {', '.join(names[number] for number in numbers)}"
@@ -307,7 +308,10 @@ def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[
             if len(places) == 1:  # as a bar
                 places, bottom, top = [places[0] - 0.1, places[0] + 0.1], bottom * 2, top * 2
             opacity = BANDS[low, high][1]
+            scale = axis.get_ylim()
             axis.fill_between(places, bottom, top, color=color, alpha=opacity, lw=0, label=low)
+            if (low, high) == WIDE:
+                axis.set_ylim(scale)
 
 
 def _scale(axis: Axes, key: str, title: str) -> None:
