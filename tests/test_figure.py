@@ -179,17 +179,22 @@ def test_measures_that_are_zero_in_every_epoch_are_named_in_a_line_below_the_pan
         return titles(figure)[2:], notes(figure)
 
     error, clip, kl, reference = figure.TITLES.values()
-    once = "0 in every epoch, because each has one optimizer step:"
-    zero = "0 in every epoch:"
-    kls = f"{kl}. {zero} {reference}."
-    assert drawn(step) == ([], f"{once} {error}, {clip}, {kls}")
-    assert drawn({**step, "clip_fraction": 0.5}) == ([clip], f"{once} {error}, {kls}")
-    assert drawn({**step, "kl_reference": 0.5}) == ([reference], f"{once} {error}, {clip}, {kl}.")
-    assert drawn(step, step) == ([], f"{zero} {error}, {clip}, {kl}, {reference}.")
+    assert error == "largest |ratio − 1|"
+    zero = "0 in every epoch"
+    once = f"{zero}, because each epoch has one optimizer step."
+    also = f"{reference} is {zero}."
+    assert drawn(step) == ([], f"Largest |ratio − 1|, {clip} and {kl} are {once} {also}")
+    assert drawn({**step, "clip_fraction": 0.5}) == (
+        [clip], f"Largest |ratio − 1| and {kl} are {once} {also}",
+    )  # fmt: skip
+    assert drawn({**step, "kl_reference": 0.5}) == (
+        [reference], f"Largest |ratio − 1|, {clip} and {kl} are {once}",
+    )  # fmt: skip
+    assert drawn(step, step) == ([], f"Largest |ratio − 1|, {clip}, {kl} and {reference} are {zero}.")
     assert drawn({**step, "first_replay_max_ratio_error": 1e-4}, step)[0] == [f"{error} (dashed: first step)"]
     others = {"max_ratio_error": 0.5, "approx_kl": 0.5, "kl_reference": None}
     assert drawn({**step, **others}, {**step, **others}, none=0.0) == (
-        [error, kl], f"{zero} reward term: none, {clip}.",
+        [error, kl], f"Reward term: none and {clip} are {zero}.",
     )  # fmt: skip
     assert drawn({**step, **others, "clip_fraction": None}, gone=None) == ([error, kl], "")
 

@@ -53,6 +53,7 @@ FIRST_STEP = " (dashed: first step)"
 STEPS = "optimizer_steps"  # of an epoch
 REWARDS = ("reward", "reward_function")  # in a run's config.json: of the command line, and of all runs
 WIDE = ("reward_q05", "reward_q95")  # its band does not set the scale, of which it would take most
+GRAY = "#5f636b"  # of the line below the panels
 BANDS = {  # and their opacity
     ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
     WIDE: ("5% to 95% quantile (cut off)", 0.16),
@@ -217,15 +218,14 @@ def _note(runs: Sequence[Columns], zeros: Sequence[str]) -> str:
     """Name the measures that are 0 in every epoch, with the reason if it is known."""
     is_one_step = {count for run in runs for count in run[STEPS].values()} == {1}
     known = [key for key in zeros if is_one_step and key in NO_UPDATE]
-    parts = [
-        f"0 in every epoch{why}: {', '.join(_title(key) for key in group)}."
-        for why, group in (
-            (", because each has one optimizer step", known),
-            ("", [key for key in zeros if key not in known]),
-        )
-        if group
-    ]
-    return " ".join(parts)
+    others = [key for key in zeros if key not in known]
+    sentences = list[str]()
+    for group, why in ((known, ", because each epoch has one optimizer step"), (others, "")):
+        if group:
+            *before, last = map(_title, group)
+            names = f"{', '.join(before)} and {last} are" if before else f"{last} is"
+            sentences.append(f"{names[0].upper()}{names[1:]} 0 in every epoch{why}.")
+    return " ".join(sentences)
 
 
 # ------------------------------------------------------------------------------------------- layout
@@ -273,7 +273,8 @@ class _Page:
             top += TITLE + tall + self.below[number]
         for line in self.lines:
             top += LINE
-            figure.text(EDGE / PIXELS, 1 - top / height, line, font=grids.font(), parse_math=False)
+            place = EDGE / PIXELS, 1 - top / height
+            figure.text(*place, line, font=grids.font(), color=GRAY, parse_math=False)
         top += BELOW if self.lines else 0
         for sheet in sheets:
             _show(add(EDGE, top + TITLE, sheet.image.width, sheet.image.height), sheet)
