@@ -74,12 +74,14 @@ def titles(drawn: Figure) -> list[str]:
 
 def legend(drawn: Figure, number: int = 0) -> list[str]:
     """Return the names of the runs, or with number 1 what the lines and bands of the reward are."""
-    return [text.get_text() for text in drawn.legends[number].get_texts()]
+    texts = [text.get_text() for text in drawn.texts if text.get_color() != figure.GRAY]
+    texts += [text.get_text() for row in drawn.legends for text in row.get_texts()]
+    return [text for text in texts if ("(epoch " in text) == (number == 0)]
 
 
 def notes(drawn: Figure) -> str:
     """Return the text below the panels."""
-    return " ".join(text.get_text() for text in drawn.texts)
+    return " ".join(text.get_text() for text in drawn.texts if text.get_color() == figure.GRAY)
 
 
 def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path):
@@ -114,7 +116,7 @@ def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
     middle, wide = ("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})
     assert heights == {1: [middle, wide], 2: [middle, middle], 3: []}
     quantiles = ["25% to 75% quantile", "5% to 95% quantile (cut off)"]
-    assert named == {1: ["mean", *quantiles], 2: ["mean", quantiles[0]], 3: ["mean"]}
+    assert named == {1: ["mean", *quantiles], 2: quantiles[:1], 3: []}
 
 
 def test_the_bands_of_one_epoch_are_bars(tmp_path):
@@ -181,7 +183,7 @@ def test_measures_that_are_zero_in_every_epoch_are_named_in_a_line_below_the_pan
     error, clip, kl, reference = figure.TITLES.values()
     assert error == "largest |ratio − 1|"
     zero = "0 in every epoch"
-    once = f"{zero}, because each epoch has one optimizer step."
+    once = f"{zero}, because each has one optimizer step."
     also = f"{reference} is {zero}."
     assert drawn(step) == ([], f"Largest |ratio − 1|, {clip} and {kl} are {once} {also}")
     assert drawn({**step, "clip_fraction": 0.5}) == (
@@ -216,12 +218,12 @@ def write_config(folder: Path, **record: Any) -> Path:
 
 def test_runs_of_different_rewards_have_a_panel_of_the_reward_each(tmp_path):
     a, b, c, d = (write_records(tmp_path / name, epoch=EPOCHS) for name in "abcd")
-    assert titles(plot_run(a, b)) == ["reward", "reward term: clip"]  # nothing is known
+    assert titles(plot_run(a, b)) == ["mean reward", "reward term: clip"]  # nothing is known
     for folder, reward in ((a, "warm"), (b, {"warm": 0.5}), (c, "warm")):
         write_config(folder, reward=reward, reward_function="same")
-    assert titles(plot_run(a, c)) == ["reward", "reward term: clip"]
+    assert titles(plot_run(a, c)) == ["mean reward", "reward term: clip"]
     drawn = plot_run(a, b, c)
-    assert titles(drawn) == ["reward of a, c", "reward of b", "reward term: clip"]
+    assert titles(drawn) == ["mean reward of a, c", "mean reward of b", "reward term: clip"]
     colors = [[line.get_color() for line in axis.lines] for axis in drawn.axes]
     assert colors[0] == colors[2][::2]
     assert colors[1] == colors[2][1::2]
@@ -229,14 +231,14 @@ def test_runs_of_different_rewards_have_a_panel_of_the_reward_each(tmp_path):
     assert widths[0] == pytest.approx(widths[1])
     assert widths[2] > 2 * widths[0]
     write_config(d, reward_function="other")  # not of the command line
-    assert titles(plot_run(a, d))[:2] == ["reward of a", "reward of d"]
+    assert titles(plot_run(a, d))[:2] == ["mean reward of a", "mean reward of d"]
     write_config(d, reward_function="same")
-    assert titles(plot_run(a, d))[:1] == ["reward"]
+    assert titles(plot_run(a, d))[:1] == ["mean reward"]
     write_records(d, epoch=[{**EPOCHS[0], "reward/other": 1.0}])
-    assert titles(plot_run(a, d))[:2] == ["reward of a", "reward of d"]
+    assert titles(plot_run(a, d))[:2] == ["mean reward of a", "mean reward of d"]
     (d / "config.json").write_text("damaged")
     write_records(d, epoch=EPOCHS)
-    assert titles(plot_run(a, d))[:1] == ["reward"]
+    assert titles(plot_run(a, d))[:1] == ["mean reward"]
 
 
 def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):
@@ -257,11 +259,21 @@ def test_a_run_that_has_just_begun_is_drawn(tmp_path, epochs):
     drawn.savefig(tmp_path / "begun.png")
 
 
+def test_names_of_runs_are_in_one_row_of_the_legend_if_they_fit(tmp_path):
+    runs = [
+        write_records(tmp_path / name, epoch=EPOCHS) for name in ("warm", "cold", "a-much-longer-name" * 4)
+    ]
+    for count, rows in ((1, 1), (2, 1), (3, 2)):
+        drawn = plot_run(*runs[:count])
+        assert len(drawn.legends) == rows
+        assert (drawn.texts[0].get_text() if drawn.texts else "") == ("warm (epoch 2)" if count == 1 else "")
+
+
 def test_each_run_has_one_color_in_all_panels_and_a_name_that_tells_it_apart(tmp_path):
     runs = [write_records(tmp_path / f"{n}/run", epoch=EPOCHS, step=STEPS) for n in range(8)]
     drawn = plot_run(*runs)
     by_panel = [[line.get_color() for line in axis.lines] for axis in drawn.axes]
-    in_legend = [line.get_color() for line in drawn.legends[0].get_lines()]
+    in_legend = [line.get_color() for row in drawn.legends for line in row.get_lines()]
     assert by_panel[0] == by_panel[1] == by_panel[3] == in_legend
     assert len(set(by_panel[0])) == 8
     assert [name[-60:] for name in legend(drawn)] == [f"{folder} (epoch 2)"[-60:] for folder in runs]
@@ -279,7 +291,10 @@ def test_any_name_of_a_folder_and_of_a_term_is_drawn_as_it_is_and_cut_if_it_is_l
         assert re.fullmatch(r"…W{9,}W \(epoch 1\)", legend(drawn)[0])
         assert re.fullmatch(r"reward term: W{9,}…", titles(drawn)[1])
     assert drawn.axes[1].get_tightbbox().x1 <= 900
-    assert drawn.legends[0].get_tightbbox().x1 <= 900
+    assert drawn.texts[0].get_tightbbox().x1 <= 900
+    drawn = plot_run(tmp_path / name, tmp_path / name)
+    drawn.draw_without_rendering()
+    assert max(row.get_tightbbox().x1 for row in drawn.legends) <= 900
 
 
 def test_the_rewards_of_the_evaluator_are_no_term_of_the_reward(tmp_path):

@@ -32,7 +32,8 @@ PIXELS, HEIGHT, EDGE = 900, 900, 16  # of the figure, and on its left and right
 WIDTH = PIXELS - 2 * EDGE  # of two panels, and of the images
 LEFT, RIGHT, GUTTER = 74, 10, 16  # beside the axes of a panel, for numbers, and between two panels
 LOW, TALL = 79, 150  # height of axes, at least and at most
-KEY, NUMBERS, BELOW = 23, 30, 10  # heights of a line of a legend, and below panels with epochs or without
+KEY, NUMBERS, BELOW = 23, 30, 10  # heights of a row of the legend, and below panels with epochs or without
+SYMBOL, NAME = 67, 12  # width of a symbol of the legend and of the gaps beside it; size of a run's name
 # The same figure whatever the user has set; the place of titles is given, because finding it takes time.
 SIZES = {
     "axes.titley": 1, "axes.titlesize": grids.HEADING, "axes.labelsize": grids.POINTS, "axes.labelpad": 0,
@@ -95,22 +96,26 @@ def plot_run(*folders: str | Path) -> Figure:
     epochs = [epoch for run in runs for column in run.values() for epoch in column] or [1]
     marks = ticks.of_epochs(min(epochs), max(epochs))
     names, groups = _names(paths), _groups(paths, runs)
+    labels = [_label(name, run) for name, run in zip(names, runs, strict=True)]
     panels = [Panel(REWARD, group) for group in groups]
     panels += [Panel(key, range(len(runs))) for key in keys if key not in zeros]
     with style.context(STYLE):
-        page = _Page(panels, len(runs), _note(runs, zeros))
-        sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
-        figure, axes = page.lay_out(sheets, marks)
         colors = _colors(len(runs))
         bands = [band for band in list(BANDS)[: max(0, 3 - len(runs))] if _has(runs, band[0])]
+        head = _Head(labels[0] if len(runs) == 1 else "", _symbols(labels, runs, colors, bands))
+        page = _Page(panels, head.height, _note(runs, zeros))
+        sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
+        figure, axes = page.lay_out(sheets, marks)
+        head.draw(figure)
         for (key, numbers), axis in zip(panels, axes, strict=True):
             for number in numbers:
                 _draw(axis, runs[number], key, colors[number], bands)
             title = _title(key) + (FIRST_STEP if key == RATIO and _has(runs, DASHED[key]) else "")
+            if key == REWARD and len(runs) > 1:
+                title = f"mean {title}"
             if key == REWARD and len(groups) > 1:
                 title += f" of {', '.join(names[number] for number in numbers)}"
             _scale(axis, key, title)
-        _legends(figure, names, runs, colors, bands)
     figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows it, also without pyplot
     return figure
 
@@ -206,6 +211,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [grids.drawable(name) for name in names]
 
 
+def _label(name: str, run: Columns) -> str:
+    epoch = max(run.get(REWARD, ()), default=0)
+    return f"{grids.cut(name, 650, NAME, keep_end=True)} (epoch {epoch})"
+
+
 def _title(key: str) -> str:
     if key == REWARD:
         return "reward"
@@ -220,7 +230,7 @@ def _note(runs: Sequence[Columns], zeros: Sequence[str]) -> str:
     known = [key for key in zeros if is_one_step and key in NO_UPDATE]
     others = [key for key in zeros if key not in known]
     sentences = list[str]()
-    for group, why in ((known, ", because each epoch has one optimizer step"), (others, "")):
+    for group, why in ((known, ", because each has one optimizer step"), (others, "")):
         if group:
             *before, last = map(_title, group)
             names = f"{', '.join(before)} and {last} are" if before else f"{last} is"
@@ -236,12 +246,12 @@ class _Page:
     several of the reward.
     """
 
-    def __init__(self, panels: Sequence[Panel], runs: int, note: str) -> None:
+    def __init__(self, panels: Sequence[Panel], head: int, note: str) -> None:
         rewards = [panel for panel in panels if panel.key == REWARD]
         first = 1 if len(panels) % 2 == 1 and len(rewards) == 1 else 2
         self.rows = [panels[:first], *(panels[n : n + 2] for n in range(first, len(panels), 2))]
         self.lines = grids.wrap(note, WIDTH, len(note))
-        self.head = KEY * (runs + 1) + EDGE // 2
+        self.head = head
         self.below = [NUMBERS if self._has_numbers(n) else BELOW for n in range(len(self.rows))]
         notes = LINE * len(self.lines) + (BELOW if self.lines else 0)
         self.fixed = self.head + TITLE * len(self.rows) + sum(self.below) + notes  # all but axes and images
@@ -357,43 +367,58 @@ def _colors(count: int) -> list[str]:
     return palette[:count] if count <= len(palette) else [to_hex(many(n)) for n in range(count)]
 
 
-def _legends(
-    figure: Figure,
-    names: Sequence[str],
-    runs: Sequence[Columns],
-    colors: Sequence[str],
-    bands: Sequence[tuple[str, str]],
-) -> None:
-    """Name the runs, and name lines and bands."""
+def _symbols(
+    names: Sequence[str], runs: Sequence[Columns], colors: Sequence[str], bands: Sequence[tuple[str, str]]
+) -> list[tuple[Any, str]]:
+    """Return the symbols of the legend, each with its text: of several runs, and of curves and bands."""
     import matplotlib
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    top = EDGE // 2
-    height = figure.bbox.height
+    def line(color: str, look: str = ".-", hollow: str | None = None) -> Any:
+        return Line2D([], [], color=color, ls=look[1:], marker=look[0], ms=4, lw=1.5, mfc=hollow or color)
 
-    def add(handles: Sequence[Any], texts: Sequence[str], columns: int) -> None:
-        place = EDGE / PIXELS, 1 - top / height
-        legend = figure.legend(
-            handles=handles, loc="upper left", ncols=columns, bbox_to_anchor=place, borderaxespad=0,
-            borderpad=0.25, labelspacing=0.6,
-        )  # fmt: skip
-        for text, name in zip(legend.get_texts(), texts, strict=True):
-            text.set(text=name, parse_math=False)  # as a label it might not begin with _
-
-    lines = [Line2D([], [], color=color, linewidth=3, label="run") for color in colors]
-    labels = []
-    for name, run in zip(names, runs, strict=True):
-        epoch = f" (epoch {max(run.get(REWARD, ()), default=0)})"
-        labels.append(grids.cut(name, 700, grids.POINTS, keep_end=True) + epoch)
-    add(lines, labels, 1)
-
-    color = colors[0] if len(runs) == 1 else matplotlib.rcParams["text.color"]
-    looks: dict[str, Any] = {"mean": Line2D([], [], color=color, marker=".", ms=4, lw=1.5)}
+    if len(runs) == 1:
+        symbols, color = [(line(colors[0]), "mean")], colors[0]
+    else:  # the title of a panel says that the curves of the runs are means
+        symbols = [(line(each), name) for each, name in zip(colors, names, strict=True)]
+        color = matplotlib.rcParams["text.color"]
     for n, band in enumerate(bands):
         clear = math.prod(1 - BANDS[each][1] for each in bands[n:])  # a band is above those that are wider
-        looks[BANDS[band][0]] = Patch(facecolor=color, alpha=1 - clear, lw=0)
+        symbols.append((Patch(facecolor=color, alpha=1 - clear, lw=0), BANDS[band][0]))
     if _has(runs, DASHED[REWARD]):
-        looks["validation"] = Line2D([], [], color=color, ls="--", marker="o", ms=4, lw=1.5, mfc="white")
-    top += KEY * len(runs)
-    add(list(looks.values()), list(looks), len(looks))
+        symbols.append((line(color, "o--", "white"), "validation"))
+    return symbols
+
+
+class _Head:
+    """What is above the panels: the name of a single run, and the rows of the legend."""
+
+    def __init__(self, title: str, symbols: Sequence[tuple[Any, str]]) -> None:
+        self.title = title
+        self.rows, room = list[list[tuple[Any, str]]](), 0.0
+        for symbol, text in symbols:
+            room -= SYMBOL + grids.measure(text)
+            if room < 0:
+                self.rows.append([])
+                room = WIDTH - SYMBOL - grids.measure(text)
+            self.rows[-1].append((symbol, text))
+        self.height = EDGE // 2 + (TITLE if title else 0) + KEY * len(self.rows)
+
+    def draw(self, figure: Figure) -> None:
+        """Write the name and the legend at the top of a figure."""
+        height = figure.bbox.height
+        top = EDGE // 2
+        if self.title:
+            place = EDGE / PIXELS, 1 - top / height
+            figure.text(*place, self.title, font=grids.font(NAME), va="top", parse_math=False)
+            top += TITLE
+        for row in self.rows:
+            legend = figure.legend(
+                handles=[symbol for symbol, _ in row], labels=[""] * len(row), loc="upper left",
+                ncols=len(row), bbox_to_anchor=(EDGE / PIXELS, 1 - top / height), borderaxespad=0,
+                borderpad=0.25,
+            )  # fmt: skip
+            for text, (_, name) in zip(legend.get_texts(), row, strict=True):
+                text.set(text=name, parse_math=False)  # as a label it might not begin with _
+            top += KEY
