@@ -241,6 +241,25 @@ def test_runs_of_different_rewards_have_a_panel_of_the_reward_each(tmp_path):
     assert titles(plot_run(a, d))[:1] == ["mean reward"]
 
 
+def test_titles_say_which_direction_of_a_term_is_better_if_its_weight_is_known(tmp_path):
+    row = {"epoch": 1, "reward_mean": 1.0, "reward/red": 1.0, "reward/clip_score": 1.0, "reward/judge": 1.0}
+    runs = [write_records(tmp_path / name, epoch=[row]) for name in "abcd"]
+    write_config(runs[0], reward={"my.py:red": -0.5, "clip_score@folder:1/clip": 1.0})
+    write_config(runs[1], reward={"my.py:red": 0.5, "clip_score": 2.0})
+    write_config(runs[2], reward={"my.py:red": 0, "other": 1.0})
+    write_config(runs[3], reward="edit")
+    clip, red = "reward term: clip_score", "reward term: red"
+    higher, lower = "(higher is better)", "(lower is better)"
+
+    def shown(*numbers: int) -> list[str]:
+        return sorted(title for title in titles(plot_run(*[runs[n] for n in numbers])) if "term" in title)
+
+    assert shown(0) == [f"{clip} {higher}", f"{red} {lower}"]
+    assert shown(1) == [f"{clip} {higher}", f"{red} {higher}"]
+    assert shown(0, 1) == [f"{clip} {higher}", red]
+    assert shown(2) == shown(3) == shown(0, 3) == [clip, red]
+
+
 def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):
     run = write_records(tmp_path / "run", epoch=EPOCHS, step=STEPS)
     figure.write(tmp_path / "a.png", run)

@@ -95,7 +95,8 @@ def plot_run(*folders: str | Path) -> Figure:
     zeros = [key for key in keys if _is_zero(runs, key)]
     epochs = [epoch for run in runs for column in run.values() for epoch in column] or [1]
     marks = ticks.of_epochs(min(epochs), max(epochs))
-    names, groups = _names(paths), _groups(paths, runs)
+    names, records = _names(paths), [_record(path) for path in paths]
+    groups, better = _groups(records, runs), _better(records, runs)
     labels = [_label(name, run) for name, run in zip(names, runs, strict=True)]
     panels = [Panel(REWARD, group) for group in groups]
     panels += [Panel(key, range(len(runs))) for key in keys if key not in zeros]
@@ -110,7 +111,9 @@ def plot_run(*folders: str | Path) -> Figure:
         for (key, numbers), axis in zip(panels, axes, strict=True):
             for number in numbers:
                 _draw(axis, runs[number], key, colors[number], bands)
-            title = _title(key) + (FIRST_STEP if key == RATIO and _has(runs, DASHED[key]) else "")
+            title = _title(key) + better.get(key, "")
+            if key == RATIO and _has(runs, DASHED[key]):
+                title += FIRST_STEP
             if key == REWARD and len(runs) > 1:
                 title = f"mean {title}"
             if key == REWARD and len(groups) > 1:
@@ -184,15 +187,28 @@ def _is_zero(runs: Sequence[Columns], key: str) -> bool:
     )
 
 
-def _groups(folders: Sequence[Path], runs: Sequence[Columns]) -> list[list[int]]:
+def _groups(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> list[list[int]]:
     """Return the numbers of the runs that have the same reward, as far as their folders tell."""
-    records = [_record(folder) for folder in folders]
     field = next((name for name in REWARDS if all(name in record for record in records)), "")
     groups: dict[str, list[int]] = {}
     for number, (record, run) in enumerate(zip(records, runs, strict=True)):
         terms = [key for key in _keys([run], TERM) if key != EVALUATOR]
         groups.setdefault(json.dumps([record.get(field), sorted(terms)]), []).append(number)
     return list(groups.values())
+
+
+def _better(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> dict[str, str]:
+    """Return which direction of a reward term is better, for the terms whose weights have a known sign."""
+    signs: dict[str, set[float]] = defaultdict(set)  # 0 if unknown
+    for record, run in zip(records, runs, strict=True):
+        weights = record.get("reward")
+        known = weights if isinstance(weights, dict) else {}  # of FILE.py:NAME, or of NAME@MODEL
+        named = {text.partition("@")[0].rpartition(":")[2]: weight for text, weight in known.items()}
+        for key in _keys([run], TERM):
+            weight = named.get(key.removeprefix(TERM), 0)
+            signs[key].add(math.copysign(1, weight) if weight else 0)
+    words = {1: " (higher is better)", -1: " (lower is better)"}
+    return {key: words[sign] for key, (sign, *others) in signs.items() if sign and not others}
 
 
 def _record(folder: Path) -> dict[str, Any]:
