@@ -628,7 +628,56 @@ def test_images_are_the_first_and_the_latest_of_validation_before_those_of_train
     assert titles(plot_run(run))[1:] == [
         "validation images of epoch 0 (input and result, reward below), prompt: a fox"
     ]
-    assert titles(plot_run(run, run))[1:] == []  # of one run only
+
+
+def test_several_runs_have_their_latest_images_of_the_same_prompts(tmp_path):
+    prompts = {"a": "fox owl ape bee cat", "b": "bee owl ape cow", "c": "ape owl"}
+    runs = []
+    for number, (name, words) in enumerate(prompts.items()):
+        runs.append(write_records(tmp_path / name, epoch=EPOCHS))
+        captions = [f"{number}.{n} · {word}" for n, word in enumerate(words.split())]
+        write_grid(runs[-1], "epoch-000001", [0.5], captions=["0 · other"])
+        write_grid(runs[-1], "epoch-000002", [0.5] * len(captions), captions=captions)
+    drawn = plot_run(*runs)
+    assert titles(drawn)[2:] == [
+        "a: epoch 2 (reward and prompt below)",
+        *[f"{n}: epoch 2 (same prompts)" for n in "bc"],
+    ]
+    assert captioned(drawn, "a: ") == ["0.1|owl", "0.2|ape"]
+    assert [captioned(drawn, f"{name}: ") for name in "bc"] == [["1.1", "1.2"], ["2.1", "2.0"]]
+    drawn.draw_without_rendering()
+    boxes = [axis.get_tightbbox() for axis in drawn.axes]
+    assert max(box.x1 for box in boxes) <= 900
+    for number, box in enumerate(boxes):
+        assert [other for other in boxes[:number] if box.overlaps(other)] == []
+    write_grid(runs[1], "epoch-000003", [0.5] * 4, captions=[f"{n} · cow" for n in range(4)])
+    drawn = plot_run(*runs[:2])
+    assert titles(drawn)[2:] == [
+        "a: epoch 2 (reward and prompt below)", "b: epoch 3 (other prompt), prompt: cow",
+    ]  # fmt: skip
+    assert [len(captioned(drawn, f"{name}: ")) for name in "ab"] == [4, 4]
+
+
+def test_several_runs_have_no_images_if_one_has_none_or_other_ones_or_a_screen_has_no_room(tmp_path):
+    runs = [write_records(tmp_path / name, epoch=EPOCHS) for name in "abcde"]
+    for run in runs[1:]:
+        write_grid(run, "validation-000001", [0.5] * 2, captions=["input", "0.5 · fox"])
+    first = titles(plot_run(*runs[1:3]))[2]
+    assert first == "b: validation, epoch 1 (reward below), prompt: fox"
+    assert len(titles(plot_run(*runs[1:]))) == 6
+    assert len(titles(plot_run(*runs[:2]))) == 2  # the first has none
+    assert len(titles(plot_run(*runs[1:], runs[1]))) == 2  # more than four
+    write_grid(runs[0], "validation-000001", [0.5] * 2, captions=["0.5 · fox"])
+    assert len(titles(plot_run(*runs[:2]))) == 2  # without input images
+    write_grid(runs[0], "validation-000001", [0.5] * 2, captions=())
+    assert len(titles(plot_run(*runs[:2]))) == 2  # of an older run
+    rows = [{**EPOCHS[0], **{f"reward/{n}": 1.0 for n in range(7)}}]
+    for run in runs:
+        write_records(run, epoch=rows)
+    assert len(titles(plot_run(*runs[1:3]))) == 9 + 2
+    rows[0] |= {f"reward/{n}": 1.0 for n in range(13)}
+    write_records(runs[1], epoch=rows)
+    assert not any("epoch" in title for title in titles(plot_run(*runs[1:3])))
 
 
 @pytest.mark.parametrize(("epochs", "first"), [(16, 2), (15, 1), (48, 5)])

@@ -33,6 +33,7 @@ WIDTH = PIXELS - 2 * EDGE  # of two panels, and of the images
 LEFT, RIGHT, GUTTER = 74, 10, 16  # beside the axes of a panel, for numbers, and between two panels
 LOW, TALL = 79, 150  # height of axes, at least and at most
 KEY, NUMBERS, BELOW = 23, 30, 10  # heights of a row of the legend, and below panels with epochs or without
+FEW = 4  # runs, of which some images are shown if the figure still fits a screen
 SYMBOL, NAME = 67, 12  # width of a symbol of the legend and of the gaps beside it; size of a run's name
 # The same figure whatever the user has set; the place of titles is given, because finding it takes time.
 SIZES = {
@@ -71,14 +72,15 @@ class Panel(NamedTuple):
 
 
 def plot_run(*folders: str | Path) -> Figure:
-    """Plot the records of one or several runs over their epochs, and for a single run some of its images.
+    """Plot the records of one or several runs over their epochs, and some of their images.
 
     The panels show the reward (mean, quantiles, validation), the mean of each reward term, the error of the
     ratio, the clip fraction and the KL, as far as they were recorded; a line below them names those that are
     0 in every epoch. Each run has one color. Runs of different rewards have a panel of the reward each,
-    because such rewards cannot be compared. The first and latest images are of the same prompts or input
-    images if the run has such, and stand above their rewards and prompts; a prompt that is the same for all
-    is in the title. A run need not be finished. Raises ValueError if a folder is not that of a run, or a
+    because such rewards cannot be compared. The images are an early and the latest ones of a single run, or
+    the latest ones of each of up to four runs if these still fit a screen. They are of the same prompts or
+    input images if there are such, and stand above their rewards and prompts; a prompt that is the same for
+    all is in the title. A run need not be finished. Raises ValueError if a folder is not that of a run, or a
     record is damaged.
 
         plot_run("runs/edit")  # as the last expression of a cell: shows the figure
@@ -105,7 +107,12 @@ def plot_run(*folders: str | Path) -> Figure:
         bands = [band for band in list(BANDS)[: max(0, 3 - len(runs))] if _has(runs, band[0])]
         head = _Head(labels[0] if len(runs) == 1 else "", _symbols(labels, runs, colors, bands))
         page = _Page(panels, head.height, _note(runs, zeros))
-        sheets = grids.first_and_latest(paths[0], WIDTH) if len(runs) == 1 else []
+        sheets = list[grids.Sheet]()
+        if len(runs) == 1:
+            sheets = grids.first_and_latest(paths[0], WIDTH)
+        elif len(runs) <= FEW:
+            sheets = grids.latest(paths, names, (WIDTH - GUTTER) // 2)
+            sheets = sheets if page.least(sheets) <= HEIGHT else []
         figure, axes = page.lay_out(sheets, marks)
         head.draw(figure)
         for (key, numbers), axis in zip(panels, axes, strict=True):
@@ -275,11 +282,15 @@ class _Page:
     def _has_numbers(self, row: int) -> bool:
         return row == len(self.rows) - 1 or len(self.rows[row]) != len(self.rows[row + 1])
 
+    def least(self, sheets: Sequence[grids.Sheet]) -> int:
+        """Return the height of the figure if its axes are as low as they may be."""
+        return self.fixed + LOW * len(self.rows) + sum(map(_height, _rows(sheets)))
+
     def lay_out(self, sheets: Sequence[grids.Sheet], marks: Sequence[int]) -> tuple[Any, list[Axes]]:
         """Make the figure with its images, and return it with the axes of the panels."""
         from matplotlib.figure import Figure
 
-        images = sum(TITLE + sheet.image.height for sheet in sheets)
+        images = sum(map(_height, _rows(sheets)))
         tall = min(TALL, max(LOW, (HEIGHT - self.fixed - images) // len(self.rows)))
         height = self.fixed + tall * len(self.rows) + images
         figure = Figure(figsize=(PIXELS / DPI, height / DPI), dpi=DPI)
@@ -302,10 +313,22 @@ class _Page:
             place = EDGE / PIXELS, 1 - top / height
             figure.text(*place, line, font=grids.font(), color=GRAY, parse_math=False)
         top += BELOW if self.lines else 0
-        for sheet in sheets:
-            _show(add(EDGE, top + TITLE, sheet.image.width, sheet.image.height), sheet)
-            top += TITLE + sheet.image.height
+        for images_row in _rows(sheets):
+            for column, sheet in enumerate(images_row):
+                left = EDGE + column * (sheet.image.width + GUTTER)
+                _show(add(left, top + TITLE, sheet.image.width, sheet.image.height), sheet)
+            top += _height(images_row)
         return figure, axes
+
+
+def _rows(sheets: Sequence[grids.Sheet]) -> list[Sequence[grids.Sheet]]:
+    """Put narrow images two per row, as the panels."""
+    per_row = 2 if sheets and 2 * sheets[0].image.width < WIDTH else 1
+    return [sheets[n : n + per_row] for n in range(0, len(sheets), per_row)]
+
+
+def _height(row: Sequence[grids.Sheet]) -> int:
+    return TITLE + max(sheet.image.height for sheet in row)
 
 
 # ------------------------------------------------------------------------------------------ drawing

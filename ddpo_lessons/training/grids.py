@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,16 +78,53 @@ def first_and_latest(folder: Path, width: int) -> list[Sheet]:
     prompts, or for img2img of input images, that both grids have stand one above the other, and
     then no others are shown. The second title says which of the two it is, and does not repeat the first.
     """
-    for kind, name in (("validation", "validation"), ("epoch", "training")):
+    found = _found(folder)
+    paths = list(dict.fromkeys((_early(found), found[-1]))) if found else []
+    grids = [_read(path, width) for path in paths]
+    titles = [
+        f"{'validation' if _is_validation(path) else 'training'} images of epoch {_epoch(path)}"
+        for path in paths
+    ]
+    if all(grid.samples for grid in grids):
+        return _arrange(grids, titles, width)
+    return [_as_it_is(grid, title, width) for grid, title in zip(grids, titles, strict=True)]
+
+
+def latest(folders: Sequence[Path], names: Sequence[str], width: int) -> list[Sheet]:
+    """Return the latest images of each of several runs, half as many as of a single run.
+
+    They are of the same prompts or input images if all runs have such. There are none if a run has none or
+    only some without captions, or if only some runs have input images.
+    """
+    newest = [_found(folder)[-1:] for folder in folders]
+    grids = [_read(path, width) for paths in newest for path in paths]
+    starts = [f"{cut(name, width / 3, HEADING, keep_end=True)}: " for name in names]
+    titles = [
+        start + "validation, " * _is_validation(path) + f"epoch {_epoch(path)}"
+        for start, paths in zip(starts, newest, strict=True)
+        for path in paths
+    ]
+    tiles = {max((len(sample.tiles) for sample in grid.samples), default=0) for grid in grids}
+    if len(grids) < len(folders) or len(tiles) > 1 or tiles == {0}:
+        return []
+    return _arrange(grids, titles, width, are_of_runs=True)
+
+
+def _found(folder: Path) -> list[Path]:
+    """Return the grids of a run in the order of their epochs: of validation, or else of training."""
+    for kind in ("validation", "epoch"):
         found = sorted(path for path in folder.glob(f"images/{kind}-*") if path.suffix in (".png", ".jpg"))
         if found:
-            paths = list(dict.fromkeys((_early(found), found[-1])))
-            grids = [_read(path, width) for path in paths]
-            titles = [f"{name} images of epoch {int(path.stem.split('-')[-1])}" for path in paths]
-            if all(grid.samples for grid in grids):
-                return _arrange(grids, titles, width)
-            return [_as_it_is(grid, title, width) for grid, title in zip(grids, titles, strict=True)]
+            return found
     return []
+
+
+def _is_validation(path: Path) -> bool:
+    return path.stem.startswith("validation")
+
+
+def _epoch(path: Path) -> int:
+    return int(path.stem.split("-")[-1])
 
 
 def _early(paths: list[Path]) -> Path:
@@ -131,25 +169,39 @@ def _samples(captions: list[str]) -> list[Sample]:
 
 
 # ------------------------------------------------------------------------------------------- samples
-def _arrange(grids: list[Grid], titles: list[str], width: int) -> list[Sheet]:
-    """Arrange the samples of each grid in a row, with their rewards and prompts below."""
+def _arrange(grids: list[Grid], titles: list[str], width: int, are_of_runs: bool = False) -> list[Sheet]:
+    """Arrange the samples of each grid in a row, with their rewards and prompts below.
+
+    Rewards of different runs need not have equally many decimals.
+    """
+    if not grids:
+        return []
     per_sample = max(len(sample.tiles) for grid in grids for sample in grid.samples)
-    most = COLUMNS // per_sample
-    chosen = _of_both(grids, most) if len(grids) > 1 else []
+    most = (COLUMNS // 2 if are_of_runs else COLUMNS) // per_sample
+    chosen = _of_all(grids, most) if len(grids) > 1 else []
     is_same = bool(chosen)
     for grid in grids[len(chosen) :]:
         numbers = varied([sample.prompt for sample in grid.samples], most)
         chosen.append([grid.samples[number] for number in numbers])
-    rewards = iter(equal_decimals([sample.reward for samples in chosen for sample in samples]))
-    pitch = (width + GAP) / max(*map(len, chosen), most * 3 // 4)  # pixels from sample to sample
+    alike = [[samples] for samples in chosen] if are_of_runs else [chosen]  # in their decimals
+    rewards = iter(
+        reward
+        for rows in alike
+        for reward in equal_decimals([sample.reward for samples in rows for sample in samples])
+    )
+    columns = max(*map(len, chosen), most if are_of_runs else most * 3 // 4)
+    pitch = (width + GAP) / columns  # pixels from sample to sample
     sheets, shared = list[Sheet](), ""
     for grid, title, samples in zip(grids, titles, chosen, strict=True):
         prompts = list(dict.fromkeys(sample.prompt for sample in samples))
         is_above = is_same and bool(sheets)  # the prompts are below the first images
         lines = LINES // per_sample if len(prompts) > 1 and not is_above else 0
         texts = [[next(rewards), *wrap(sample.prompt, round(pitch - GAP), lines)] for sample in samples]
-        about = _about(prompts, per_sample > 1, is_same if sheets else None)
-        if len(prompts) == 1 and prompts[0] != shared:
+        has_inputs = per_sample > 1 and (
+            bool(sheets) or not are_of_runs
+        )  # of runs, only the second title has room
+        about = _about(prompts, has_inputs, is_same if sheets else None)
+        if len(prompts) == 1 and prompts[0] not in ("", shared):
             shared = prompts[0]
             about += f", prompt: {shared}"
         sheets.append(_lay_out(grid, samples, texts, cut(title + about, width, HEADING), pitch, width))
@@ -166,24 +218,24 @@ def _about(prompts: list[str], has_inputs: bool, is_same: bool | None) -> str:
     return f" ({'same' if is_same else 'other'} {what}{'s' * (has_inputs or len(prompts) > 1)})"
 
 
-def _of_both(grids: list[Grid], most: int) -> list[list[Sample]]:
-    """Choose samples of contexts that two grids have, equally many and in one order; none if there are none.
+def _of_all(grids: list[Grid], most: int) -> list[list[Sample]]:
+    """Choose samples of contexts that all grids have, equally many and in one order; none if there are none.
 
     A context is a prompt, or a prompt and an input image.
     """
     seen = list[tuple[str, Any]]()
-    known: list[dict[int, list[Sample]]] = [{}, {}]  # of each grid, by the number of the context
+    known: list[dict[int, list[Sample]]] = [{} for _ in grids]  # of each, by the number of the context
     for grid, samples in zip(grids, known, strict=True):
         for sample in grid.samples:
             image = grid.thumbnail(sample.tiles[0]) if len(sample.tiles) > 1 else 0.0
             samples.setdefault(_number(sample.prompt, image, seen), []).append(sample)
-    pairs = [
-        (number, *pair)
+    alike = [
+        (number, of_one)
         for number in known[0]
-        for pair in zip(known[0][number], known[1].get(number, []), strict=False)
+        for of_one in zip(*(samples.get(number, []) for samples in known), strict=False)
     ]
-    shown = [pairs[number] for number in varied([number for number, _, _ in pairs], most)]
-    return [[first for _, first, _ in shown], [latest for _, _, latest in shown]] if shown else []
+    shown = [alike[place][1] for place in varied([number for number, _ in alike], most)]
+    return [list(samples) for samples in zip(*shown, strict=True)]
 
 
 def _number(prompt: str, image: Any, seen: list[tuple[str, Any]]) -> int:
