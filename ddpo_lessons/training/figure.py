@@ -206,14 +206,14 @@ def _groups(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> list[
 
 def _better(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> dict[str, str]:
     """Return which direction of a reward term is better, for the terms whose weights have a known sign."""
-    signs: dict[str, set[float]] = defaultdict(set)  # 0 if unknown
+    signs: dict[str, set[int]] = defaultdict(set)  # 0 if unknown
     for record, run in zip(records, runs, strict=True):
         weights = record.get("reward")
         known = weights if isinstance(weights, dict) else {}  # of FILE.py:NAME, or of NAME@MODEL
         named = {text.partition("@")[0].rpartition(":")[2]: weight for text, weight in known.items()}
         for key in _keys([run], TERM):
             weight = named.get(key.removeprefix(TERM), 0)
-            signs[key].add(math.copysign(1, weight) if weight else 0)
+            signs[key].add((weight > 0) - (weight < 0))
     words = {1: " (higher is better)", -1: " (lower is better)"}
     return {key: words[sign] for key, (sign, *others) in signs.items() if sign and not others}
 
