@@ -359,17 +359,42 @@ class Returns(DDPO):
     def __init__(self, method: str, change: Callable[[Any], Any]) -> None:
         self.method, self.change = method, change
 
+    def _changed(self, method: str, found: Any) -> Any:
+        return self.change(found) if self.method == method else found
+
     def advantages(self, *given: Any) -> Any:
-        found = super().advantages(*given)
-        return self.change(found) if self.method == "advantages" else found
+        return self._changed("advantages", super().advantages(*given))
 
     def steps(self, *given: Any) -> Any:
-        found = super().steps(*given)
-        return self.change(found) if self.method == "steps" else found
+        return self._changed("steps", super().steps(*given))
 
     def loss(self, *given: Any) -> Any:
-        found = super().loss(*given)
-        return self.change(found) if self.method == "loss" else found
+        return self._changed("loss", super().loss(*given))
+
+    def sampling_schedule(self, *given: Any, **named: Any) -> Any:
+        return self._changed("sampling_schedule", super().sampling_schedule(*given, **named))
+
+    def state_dict(self) -> Any:
+        return self._changed("state_dict", super().state_dict())
+
+
+def each(change: Callable[[Any, list[Any]], Any]) -> Callable[[Any], Any]:
+    """Return a change of `steps` that changes each step."""
+    return lambda steps: (change(loss, groups) for loss, groups in steps)
+
+
+def with_pairs(**changes: Callable[[torch.Tensor], Any]) -> Callable[[Any], Any]:
+    """Return a change of `steps` that changes entries of each group."""
+    return each(
+        lambda loss, groups: (
+            loss,
+            [{**group, **{n: change(group[n]) for n, change in changes.items()}} for group in groups],
+        )
+    )
+
+
+OF_STEPS = r"steps\(\) of the algorithm "
+NO_PAIRS = OF_STEPS + r"must yield \(loss, groups\) pairs"
 
 
 @pytest.mark.parametrize(
@@ -377,14 +402,75 @@ class Returns(DDPO):
     [
         ("advantages", lambda a: a.tolist(), r"advantages\(\) of the algorithm must return a tensor"),
         ("advantages", lambda a: a.view(-1, 2)[:1], r"returned shape \(1, 2\) for .* samples of .* actions"),
-        ("steps", lambda _: None, r"steps\(\) of the algorithm must yield \(loss, groups\) pairs"),
+        ("steps", lambda _: None, NO_PAIRS + ", not return None"),
+        ("steps", lambda _: (), OF_STEPS + "yielded nothing"),
+        ("steps", each(lambda *_: 3), NO_PAIRS + ", not 3"),
+        ("steps", each(lambda loss, _: loss), NO_PAIRS + ", not functools.partial"),
+        ("steps", each(lambda _, groups: ("loss", groups)), OF_STEPS + "yielded the loss 'loss'"),
+        ("steps", each(lambda loss, _: (loss, [])), OF_STEPS + r"yielded the groups \[\]: yield a list"),
+        ("steps", each(lambda loss, groups: (loss, groups[0])), OF_STEPS + "yielded the groups {'rows'"),
+        ("steps", each(lambda loss, _: (loss, [{}])), OF_STEPS + r"yielded the groups \[{}\]"),
+        ("steps", with_pairs(rows=torch.Tensor.tolist), OF_STEPS + "yielded the groups"),
+        ("steps", with_pairs(columns=lambda c: c[1:]), OF_STEPS + "yielded the groups"),
+        ("steps", with_pairs(rows=lambda r: r[:0]), OF_STEPS + "yielded the groups"),
+        ("steps", with_pairs(columns=lambda c: c + 100), OF_STEPS + r"yielded 'columns' from 100 to \d+"),
+        ("steps", with_pairs(rows=lambda r: r - 1), OF_STEPS + "yielded 'rows' from -1 to"),
+        (
+            "steps",
+            each(lambda loss, groups: (loss, [{"rows": groups[0]["rows"]}])),
+            OF_STEPS + "yielded pairs without 'columns'",
+        ),
         ("loss", lambda pair: pair[0], r"loss\(\) of the algorithm must return a pair of the loss"),
         ("loss", lambda pair: (pair[0].expand(3), pair[1]), r"returned the loss with shape \(3,\)"),
         ("loss", lambda pair: (pair[0].detach(), pair[1]), "returned a loss without a gradient"),
         ("loss", lambda pair: (pair[0], {"mine": torch.ones(2)}), "the statistic 'mine' with shape"),
+        ("loss", lambda pair: (pair[0], {"mine": "good"}), "the statistic 'mine' as 'good'"),
+        ("sampling_schedule", lambda _: None, r"sampling_schedule\(\) of the .* a schedule.*, not None"),
+        (
+            "state_dict",
+            lambda _: torch.zeros(2),
+            r"state_dict\(\) of the algorithm must return .*, not tensor",
+        ),
+        (
+            "state_dict",
+            lambda _: {"seen": (1, 2)},
+            r"state_dict\(\) of the algorithm must return .*, not {'seen'",
+        ),
     ],
 )
 def test_an_algorithm_that_returns_something_else_is_refused_by_name(tmp_path, method, change, error):
     parts = make_config(tmp_path), brightness, red_three, make_pipeline()
     with pytest.raises((TypeError, ValueError), match=error):
         Trainer(*parts, algorithm=Returns(method, change)).step(0)
+
+
+class Counts(DDPO):
+    """Sets its state after `begin` of its base class."""
+
+    def begin(self, *given: Any) -> None:
+        super().begin(*given)
+        self.count = 0
+
+    def state_dict(self) -> Any:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+def test_a_state_may_begin_after_the_base_class_s(tmp_path):
+    Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=Counts()).step(0)
+
+
+def test_replay_shares_predictions_where_steps_does_not(tmp_path):
+    """The record of a run is the same whether its steps share predictions or leave that to replay."""
+
+    def step(change: Callable[[Any], Any]) -> Any:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        config = make_config(folder, sample_group_size=2)
+        parts = config, brightness, red_three, make_pipeline()
+        Trainer(*parts, algorithm=Returns("steps", change)).step(0)
+        return read_metrics(folder, "step")
+
+    alone = each(lambda loss, groups: (loss, [{n: g[n] for n in ("rows", "columns")} for g in groups]))
+    assert step(alone) == step(lambda steps: steps)

@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -99,7 +100,12 @@ class Algorithm(abc.ABC):
                 raise ValueError(f"{self.name} does not use {name}={getattr(config, name)}: leave it out")
 
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
-        """Prepare for a run, in which `num_train_timesteps` actions of each sample are trained on."""
+        """Prepare for a run, in which `num_train_timesteps` actions of each sample are trained on.
+
+        Raises a TypeError if `state_dict` returns what JSON cannot store.
+        """
+        with contextlib.suppress(AttributeError):  # of a subclass that sets its state after this call
+            check_state(self.state_dict())
         self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
 
     def needs_reference(self, config: DDPOConfig) -> bool:
@@ -189,11 +195,75 @@ def check_advantages(advantages: Any, num_samples: int, num_actions: int) -> tor
     return advantages
 
 
-def check_steps(steps: Any) -> Iterator[Any]:
-    """Return an algorithm's optimizer steps as an iterator; raise a TypeError if they are none."""
+def check_state(state: Any) -> None:
+    """Raise a TypeError for an algorithm's state that JSON does not store, or changes."""
+    remedy = (
+        f"state_dict() of the algorithm must return what JSON holds and gives back, not {state!r:.60}: dicts "
+        "with text as keys, lists, text, numbers, and tensor.tolist() instead of a tensor"
+    )
+    try:
+        given_back = json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise TypeError(remedy) from error
+    if given_back != state:  # tuples become lists, and numbers as keys text
+        raise TypeError(remedy)
+
+
+def check_steps(steps: Any) -> Iterator[tuple[Loss, list[Pairs]]]:
+    """Return an algorithm's optimizer steps as an iterator, which checks each one when it is yielded.
+
+    Raises a TypeError if they are no iterator of pairs of a loss and groups, and a ValueError if there is no
+    step, no group or no pair.
+    """
     if not isinstance(steps, Iterable):
         raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not return {steps!r:.60}")
-    return iter(steps)
+    return _checked(steps)
+
+
+def _checked(steps: Iterable[Any]) -> Iterator[tuple[Loss, list[Pairs]]]:
+    has_yielded = False
+    for step in steps:
+        if not (isinstance(step, tuple) and len(step) == 2):
+            raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not {step!r:.60}")
+        loss, groups = step
+        if not callable(loss):
+            raise TypeError(
+                f"steps() of the algorithm yielded the loss {loss!r:.60}: yield a function of a denoiser and "
+                "a group, such as partial(self.loss, samples, learner)"
+            )
+        if not (isinstance(groups, list | tuple) and groups and all(map(_is_group, groups))):
+            raise TypeError(
+                f"steps() of the algorithm yielded the groups {groups!r:.60}: yield a list of one or more "
+                "dicts with numbers of samples, 'rows', and of their actions, 'columns', as tensors (P,)"
+            )
+        has_yielded = True
+        yield loss, groups
+    if not has_yielded:
+        raise ValueError("steps() of the algorithm yielded nothing: yield one or more (loss, groups) pairs")
+
+
+def _is_group(group: Any) -> bool:
+    rows = group.get("rows") if isinstance(group, dict) else None
+    return isinstance(rows, torch.Tensor) and all(  # DRaFT's groups have no columns
+        isinstance(n, torch.Tensor) and n.dtype == torch.long and n.ndim == 1 and 0 < len(n) == len(rows)
+        for n in (rows, group.get("columns", rows))
+    )
+
+
+def check_pairs(pairs: Pairs, shape: tuple[int, ...]) -> None:
+    """Raise a ValueError for pairs that are not among B samples with T actions each, `shape`.
+
+    Numbers on a GPU are not checked, because the host would wait for them.
+    """
+    for name, count in zip(("rows", "columns"), shape, strict=True):
+        if name not in pairs:
+            raise ValueError(f"steps() of the algorithm yielded pairs without {name!r}: replay needs them")
+        numbers = pairs[name]
+        if numbers.device.type == "cpu" and not 0 <= numbers.min() <= numbers.max() < count:
+            raise ValueError(
+                f"steps() of the algorithm yielded {name!r} from {numbers.min()} to {numbers.max()}: let "
+                f"them lie between 0 and {count - 1}"
+            )
 
 
 def check_loss(returned: Any) -> LossAndStats:
@@ -206,10 +276,16 @@ def check_loss(returned: Any) -> LossAndStats:
         )
     loss, stats = returned
     for name, value in (("the loss", loss), *((f"the statistic {name!r}", v) for name, v in stats.items())):
-        if isinstance(value, torch.Tensor) and value.shape != ():
+        try:
+            shape = tuple(torch.as_tensor(value).shape)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"loss() of the algorithm returned {name} as {value!r:.60}: return a number or leave it out"
+            ) from error
+        if shape != ():
             raise ValueError(
-                f"loss() of the algorithm returned {name} with shape {tuple(value.shape)}: return one "
-                "number, such as the mean over the pairs"
+                f"loss() of the algorithm returned {name} with shape {shape}: return one number, such as the "
+                "mean over the pairs"
             )
     if not loss.requires_grad:
         raise ValueError(

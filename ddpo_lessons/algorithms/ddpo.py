@@ -27,7 +27,15 @@ from typing import Any, Literal
 import torch
 
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
-from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, LossAndStats, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import (
+    Algorithm,
+    Learner,
+    Loss,
+    LossAndStats,
+    Pairs,
+    Samples,
+    check_pairs,
+)
 from ddpo_lessons.batching import minibatches, shuffle_samples, shuffle_time
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
@@ -44,12 +52,12 @@ class DDPO(Algorithm):
 
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
         """Prepare for a run, with a tracker if statistics per prompt are set."""
-        super().begin(config, family, num_train_timesteps)
         self.tracker = None
         if config.per_prompt_stat_tracking:
             self.tracker = PerPromptStatTracker(
                 config.per_prompt_stat_tracking_buffer_size, config.per_prompt_stat_tracking_min_count
             )
+        super().begin(config, family, num_train_timesteps)
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Return (reward - mean) / std for all samples of the epoch (N,), of all processes.
@@ -111,8 +119,8 @@ class DDPO(Algorithm):
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         """Replay recorded actions; return PPO's loss, with a KL penalty if it is set, and statistics."""
         config, trajectory = self.config, samples.trajectory
-        rows, columns = pairs["rows"], pairs["columns"]
         new = replay(self.family, denoiser, trajectory, pairs, config.log_prob_reduction)
+        rows, columns = pairs["rows"], pairs["columns"]
         loss, stats = clipped_surrogate(
             new.log_prob,
             trajectory.log_probs[rows, columns],
@@ -171,9 +179,14 @@ def replay(
 ) -> DDIMStep:
     """Compute log_prob (N,), mean and std of N recorded actions under a denoiser.
 
-    The family's `predict` makes all predictions, in sampling and here. `pairs` come from `share_predictions`,
-    and `reduction` is that of sampling.
+    The family's `predict` makes all predictions, in sampling and here. Pairs that do not come from
+    `share_predictions` are passed to it first. `reduction` is that of sampling. Raises a ValueError for pairs
+    that the trajectory does not have.
     """
+    check_pairs(pairs, trajectory.log_probs.shape)
+    if "distinct" not in pairs:
+        on_host = {name: pairs[name].cpu() for name in ("rows", "columns")}
+        pairs = share_predictions(on_host, trajectory.group_size, trajectory.branches)
     rows, columns, distinct = pairs["rows"], pairs["columns"], pairs["distinct"]
     latents, timesteps = trajectory.latents[rows, columns], trajectory.timesteps[rows, columns]
     conditioning = {name: value[rows[distinct]] for name, value in trajectory.conditioning.items()}

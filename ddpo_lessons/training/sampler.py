@@ -39,6 +39,11 @@ def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config
     start.check_resolution(family)
     try:
         schedule = algorithm.sampling_schedule(start.schedule(family, config), config, epoch=0)
+        if not hasattr(schedule, "stds"):
+            raise TypeError(
+                "sampling_schedule() of the algorithm must return a schedule, such as the one that it is "
+                f"given, not {schedule!r:.60}"
+            )
         first, end = recorded_steps(schedule)
     except ValueError as error:
         if str(error).startswith("noise_strength="):
