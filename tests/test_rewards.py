@@ -512,11 +512,12 @@ def test_weighted_sum_reports_every_component():
         (constant(1.0), r"'bad' have shape \(1,\)"),
         (constant(1.0, math.nan), "'bad' is nan for sample 1"),
         (constant(math.inf, 1.0), "'bad' is inf for sample 0"),
+        (lambda *_: (torch.ones(2), [1, 2]), r"the reward 'bad' returned \[1, 2\] as its second result"),
     ],
 )
 def test_weighted_sum_names_a_bad_component(component, match):
     combined = rewards.weighted_sum({"good": (1.0, constant(1.0, 1.0)), "bad": (1.0, component)})
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         combined(torch.zeros(2, 3, 8, 8), PROMPTS, NO_METADATA)
 
 
@@ -525,6 +526,25 @@ def test_weighted_sum_refuses_bad_weights():
         rewards.weighted_sum({})
     with pytest.raises(ValueError, match="weight of 'a' is nan"):
         rewards.weighted_sum({"a": (math.nan, constant(1.0))})
+
+
+@pytest.mark.parametrize(
+    "component", [constant(1.0), 1.0, (1.0,), (constant(1.0), 1.0), ("1", constant(1.0))]
+)
+def test_weighted_sum_refuses_a_component_that_is_no_weight_and_reward(component):
+    components: Any = {"a": component}
+    with pytest.raises(TypeError, match=r"component 'a' is .*: give \(weight, reward\)"):
+        rewards.weighted_sum(components)
+
+
+@pytest.mark.parametrize("second", [[1, 2], None, torch.ones(2)])
+def test_a_second_result_that_is_no_dict_is_refused(second):
+    with pytest.raises(TypeError, match=r"reward_function returned .* as its second result: return a dict"):
+        reward.split_info((torch.ones(2), second))
+
+
+def test_two_numbers_are_two_rewards():
+    assert reward.split_info((1.0, 2.0)) == ((1.0, 2.0), {})
 
 
 def test_edit_is_clips_cosine_less_the_distance_to_the_input(clip_folder, resnet_folder):

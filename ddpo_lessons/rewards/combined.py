@@ -19,8 +19,8 @@ from ddpo_lessons.rewards.reward import (
 )
 
 
-def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    rewards, info = split_info(result)
+def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    rewards, info = split_info(result, f"the reward {name!r}")
     rewards = to_rewards(rewards)
     if like.device.type == "mps":  # which has no float64
         rewards = rewards.float()
@@ -38,13 +38,19 @@ def weighted_sum(components: Mapping[str, tuple[float, RewardFunction]]) -> Rewa
 
     The info holds every component's rewards (B,) before weighting, under its name, and its own info under
     "name/key". A component that returns NaN, an infinity or anything but (B,) is named in a ValueError.
-    Raises ValueError if there is no component or a weight is not finite.
+    Raises ValueError if there is no component or a weight is not finite, and TypeError if a component is no
+    pair of a number and a function.
     """
     if not components:
         raise ValueError("components is empty: give at least one name: (weight, reward)")
-    for name, (weight, _) in components.items():
-        if not abs(weight) < float("inf"):
-            raise ValueError(f"weight of {name!r} is {weight}: use a finite number")
+    for name, pair in components.items():
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not (is_pair and callable(pair[1]) and not isinstance(pair[0], str)):
+            raise TypeError(
+                f"component {name!r} is {pair!r:.60}: give (weight, reward), such as (1.0, reward)"
+            )
+        if not abs(pair[0]) < float("inf"):
+            raise ValueError(f"weight of {name!r} is {pair[0]}: use a finite number")
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:

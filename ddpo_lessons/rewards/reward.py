@@ -68,10 +68,20 @@ def register(
     return decorate
 
 
-def split_info(returned: Any) -> tuple[Any, Any]:
-    """Split the result of a reward function into (rewards, info); a tuple of numbers is only rewards."""
-    is_pair = isinstance(returned, tuple) and len(returned) == 2 and _has_rows(returned[0])
-    return returned if is_pair else (returned, {})
+def split_info(returned: Any, name: str = "reward_function") -> tuple[Any, Mapping[str, Any]]:
+    """Split the result of a reward function into (rewards, info); a tuple of numbers is only rewards.
+
+    Raises a TypeError that names the function if the second result is no mapping.
+    """
+    if not (isinstance(returned, tuple) and len(returned) == 2 and _has_rows(returned[0])):
+        return returned, {}
+    rewards, info = returned
+    if not isinstance(info, Mapping):
+        raise TypeError(
+            f"{name} returned {info!r:.60} as its second result: return a dict of further numbers per image, "
+            "or only the rewards"
+        )
+    return rewards, info
 
 
 def _has_rows(value: Any) -> bool:
