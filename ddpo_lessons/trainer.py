@@ -144,6 +144,11 @@ class Trainer:
                 f"algorithm={algorithm!r:.60} must be an object such as DDPO(), or the result of "
                 "ddpo_lessons.algorithms.make_algorithm(NAME)"
             )
+        if not isinstance(start, FromNoise):
+            raise TypeError(
+                f"start={start!r:.60} must be an object: FromNoise(), FromImages(noise_strength) or "
+                "WithImages()"
+            )
         config = copy.copy(config)  # a loaded adapter sets its rank, without changing the caller's config
         config.check()
         algorithm.check(config)

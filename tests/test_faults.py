@@ -23,6 +23,7 @@ from helpers import (
 import ddpo_lessons.trainer
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.runlog import RunLog, read_metrics
@@ -153,6 +154,13 @@ def test_functions_that_cannot_be_used(tmp_path, reward, prompts, message):
 def test_a_name_or_a_class_is_no_algorithm(tmp_path, algorithm):
     with pytest.raises(TypeError, match=r"must be an object such as DDPO\(\), or .*make_algorithm\(NAME\)"):
         Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=algorithm)
+
+
+@pytest.mark.parametrize("start", ["noise", FromImages, None])
+def test_a_name_or_a_class_is_no_start(tmp_path, start):
+    parts = make_config(tmp_path), brightness, red_three, make_pipeline()
+    with pytest.raises(TypeError, match=r"start=.* must be an object: FromNoise\(\), FromImages"):
+        Trainer(*parts, algorithm=DDPO(), start=start)
 
 
 def test_saving_into_a_file_is_refused(tmp_path):
