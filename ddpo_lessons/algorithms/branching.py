@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.algorithm import Pairs, Samples, draw_window
+from ddpo_lessons.algorithms.algorithm import draw_window
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.models import Schedule
@@ -82,7 +82,3 @@ class Branching(DDPO):
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         return branch_advantages(rewards, self.branches(self.config), self.window)
-
-    def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
-        """Return the advantage of each action (N,)."""
-        return samples.advantages[pairs["rows"], pairs["columns"]]

@@ -113,8 +113,9 @@ class DDPO(Algorithm):
         return replace(samples, trajectory=new, sampled_log_probs=trajectory.log_probs)
 
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
-        """Return the advantages (N,) of recorded actions, which are those of their samples."""
-        return samples.advantages[pairs["rows"]]
+        """Return the advantages (N,) of recorded actions, those of their samples if these are (B,)."""
+        rows, advantages = pairs["rows"], samples.advantages
+        return advantages[rows] if advantages.ndim == 1 else advantages[rows, pairs["columns"]]
 
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         """Replay recorded actions; return PPO's loss, with a KL penalty if it is set, and statistics."""
