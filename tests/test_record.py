@@ -1,6 +1,7 @@
 """What a run keeps of how it was made, what a resume compares, and runs that start from LoRA weights."""
 
 import functools
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -51,6 +52,7 @@ class Scorer:
         (judged(Scorer(), brightness), "test_record:Scorer"),
         (colorfulness(), "ddpo_lessons.rewards.pixels:colorfulness.<locals>.reward"),
         (animals(0), "ddpo_lessons.data.prompts:animals.<locals>.draw"),
+        (itertools.cycle([1]).__next__, "builtins:cycle.__next__"),
         (lambda: None, None),
     ],
 )

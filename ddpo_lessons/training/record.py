@@ -21,7 +21,8 @@ def name_of(function: Any) -> str | None:
     while isinstance(function, functools.partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
-    return None if "<lambda>" in named.__qualname__ else f"{named.__module__}:{named.__qualname__}"
+    module = getattr(named, "__module__", "builtins")  # which a bound method of a built-in class lacks
+    return None if "<lambda>" in named.__qualname__ else f"{module}:{named.__qualname__}"
 
 
 def changes(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
