@@ -151,7 +151,7 @@ def test_it_trains_on_trees_and_resumes_to_the_bit(tmp_path, model):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sample_group_size": 1}, "sample_group_size"),
+        ({"sample_group_size": 1}, "sample_group_size=1 must be .*: set sample_group_size to 4 or 9"),
         ({"sample_group_size": 6, "sample_batch_size": 6, "train_batch_size": 6}, "b\\^2"),
         ({"sample_group_size": 4, "sample_batch_size": 2, "train_batch_size": 2}, "whole groups"),
     ],

@@ -63,8 +63,9 @@ class Branching(DDPO):
         size = config.sample_group_size
         if size < 2 or self.branches(config) ** self.window != size:
             raise ValueError(
-                f"branching needs sample_group_size = b^{self.window}, b branches at each step of its "
-                f"window, and has {size}: use {2**self.window} or {3**self.window}, or another window"
+                f"sample_group_size={size} must be b^{self.window} for branching, with b branches at each "
+                f"step of its window: set sample_group_size to {2**self.window} or {3**self.window}, or "
+                "choose another window"
             )
         if config.sample_batch_size % size:
             raise ValueError(
