@@ -101,7 +101,8 @@ def make_algorithm(text: str, **settings: Any) -> Algorithm:
         algorithm = kind(**settings)
         kept = algorithm.identity()
     except (TypeError, ValueError) as error:
-        raise ValueError(f"algorithm={name!r} cannot be made of {settings}: {error}") from error
+        of_settings = f" of {settings}" if settings else ""
+        raise ValueError(f"algorithm={name!r} cannot be made{of_settings}: {error}") from error
     for key in settings.keys() - kept.keys():
         raise ValueError(
             f"algorithm={name!r} leaves {key!r} out of what its identity() returns: put it in, for a resume "
