@@ -146,9 +146,9 @@ class Algorithm(abc.ABC):
         """Yield the optimizer steps of an epoch, each as a loss and the groups of pairs that it averages.
 
         The trainer accumulates the gradient of `loss(denoiser, group)` over the groups and takes the step
-        before the iterator continues. The loss also returns statistics: each is a mean over the group's pairs
-        or, if its name begins with "max", a maximum. The "max_ratio_error" of an epoch's first step is the
-        error of the first replay.
+        before the iterator continues, so the weights change between two yields. The loss also returns
+        statistics: each is a mean over the group's pairs or, if its name begins with "max", a maximum. The
+        "max_ratio_error" of an epoch's first step is the error of the first replay.
         """
 
     def shuffles(self, samples: Samples) -> Iterator[torch.Generator]:

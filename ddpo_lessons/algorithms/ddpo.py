@@ -8,11 +8,12 @@ is the Gaussian of a DDIM step, whose mean the denoiser predicts and whose σ_t 
 An epoch has four parts:
 
 1. Sample: `rollout.sample_trajectory` runs the current policy from B first states, with T actions each, and
-records states and log-probs. The prompts' embeddings and guidance are part of the policy. 2. Score: the
-user's reward function maps the final images and their prompts to one number per image. 3. Weight:
-`DDPO.advantages` compares each reward with similar ones; all actions of a sample get its advantage. 4. Step:
-`DDPO.steps` takes the recorded actions in random order and yields optimizer steps on PPO's clipped surrogate
-(lesson 04), with ρ = p(action now) / p(action when it was sampled):
+   records states and log-probs. The prompts' embeddings and guidance are part of the policy.
+2. Score: the user's reward function maps the final images and their prompts to one number per image.
+3. Weight: `DDPO.advantages` compares each reward with similar ones; all actions of a sample get its
+   advantage.
+4. Step: `DDPO.steps` takes the recorded actions in random order and yields optimizer steps on PPO's clipped
+   surrogate (lesson 04), with ρ = p(action now) / p(action when it was sampled):
 
     loss = mean over actions of max(-A ρ, -A clip(ρ, 1 - ε, 1 + ε))
 
@@ -72,7 +73,10 @@ class DDPO(Algorithm):
         return normalize(rewards)
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
-        """Yield the optimizer steps of an epoch, each on all kept actions of `samples_per_step` samples."""
+        """Yield the optimizer steps of an epoch, each on all kept actions of `samples_per_step` samples.
+
+        The trainer takes a step when it is yielded, so the weights change between two yields.
+        """
         check_finite(old_log_prob=samples.trajectory.log_probs, advantages=samples.advantages)
         if self.config.mixed_precision != "no":
             samples = self.rescore(samples, learner)
