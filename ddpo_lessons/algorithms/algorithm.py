@@ -237,7 +237,7 @@ def _checked(steps: Iterable[Any]) -> Iterator[tuple[Loss, list[Pairs]]]:
                 "dicts with numbers of samples, 'rows', and of their actions, 'columns', as tensors (P,)"
             )
         has_yielded = True
-        yield loss, groups
+        yield loss, list(groups)
     if not has_yielded:
         raise ValueError("steps() of the algorithm yielded nothing: yield one or more (loss, groups) pairs")
 
