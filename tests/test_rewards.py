@@ -537,7 +537,7 @@ def test_weighted_sum_refuses_a_component_that_is_no_weight_and_reward(component
         rewards.weighted_sum(components)
 
 
-@pytest.mark.parametrize("second", [[1, 2], None, torch.ones(2)])
+@pytest.mark.parametrize("second", [[1, 2], "note", torch.ones(2)])
 def test_a_second_result_that_is_no_dict_is_refused(second):
     with pytest.raises(TypeError, match=r"reward_function returned .* as its second result: return a dict"):
         reward.split_info((torch.ones(2), second))
@@ -545,6 +545,10 @@ def test_a_second_result_that_is_no_dict_is_refused(second):
 
 def test_two_numbers_are_two_rewards():
     assert reward.split_info((1.0, 2.0)) == ((1.0, 2.0), {})
+
+
+def test_none_as_a_second_result_is_no_information():
+    assert reward.split_info((torch.ones(2), None))[1] == {}
 
 
 def test_edit_is_clips_cosine_less_the_distance_to_the_input(clip_folder, resnet_folder):

@@ -71,11 +71,11 @@ def register(
 def split_info(returned: Any, name: str = "reward_function") -> tuple[Any, Mapping[str, Any]]:
     """Split the result of a reward function into (rewards, info); a tuple of numbers is only rewards.
 
-    Raises a TypeError that names the function if the second result is no mapping.
+    Raises a TypeError that names the function if the second result is neither a mapping nor None.
     """
     if not (isinstance(returned, tuple) and len(returned) == 2 and _has_rows(returned[0])):
         return returned, {}
-    rewards, info = returned
+    rewards, info = returned[0], {} if returned[1] is None else returned[1]
     if not isinstance(info, Mapping):
         raise TypeError(
             f"{name} returned {info!r:.60} as its second result: return a dict of further numbers per image, "
