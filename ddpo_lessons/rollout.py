@@ -9,6 +9,7 @@ sampled.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -181,6 +182,24 @@ def recorded_steps(schedule: Schedule) -> tuple[int, int]:
     return 0, len(schedule.stds)
 
 
+def rollouts_per_state(schedule: Schedule, group_size: int, branches: int | None) -> list[int]:
+    """Return how many consecutive rollouts share each state, before each step and after the last (T + 1).
+
+    A group is a tree: its rollouts start in one state, and each action splits a state into `branches` states
+    (None: into one per rollout). With 4 rollouts and 2 branches, and steps 1 and 2 of 0 to 3 as actions:
+
+        step       0    1 (action)    2 (action)    3
+        states  abcd -> abcd -> ab, cd -> a, b, c, d -> a, b, c, d
+        result  [4,     4,      2,        1,            1]
+    """
+    first, end = recorded_steps(schedule)
+    counts = [group_size]
+    for k, std in enumerate(schedule.stds.tolist()):
+        splits = first <= k < end and std > 0
+        counts.append(max(1, counts[-1] // (branches or group_size)) if splits else counts[-1])
+    return counts
+
+
 @torch.no_grad()
 def sample_trajectory(
     family: Family,
@@ -206,22 +225,20 @@ def sample_trajectory(
     first, end = recorded_steps(schedule)
     states, log_probs = [], []
     noise = _draw_noise(len(schedule.stds), latents, generator)  # (T, B, C, h, w)
-    shared = group_size  # the number of consecutive rollouts that are in the same state
-    for k, std in enumerate(schedule.stds.tolist()):
+    counts = rollouts_per_state(schedule, group_size, branches)
+    for k, (shared, shared_after) in enumerate(itertools.pairwise(counts)):
+        is_action = first <= k < end
         timesteps = schedule.timesteps[k].expand(len(latents))  # (B,)
         distinct = {name: value[::shared] for name, value in conditioning.items()}
         output = family.predict(
             family.denoiser, latents[::shared], timesteps[::shared], distinct, guidance_scale
         )
         output = output.repeat_interleave(shared, dim=0)  # (B, C, h, w)
-        if std > 0:
-            # Rollouts of a group differ only in their actions; all other noise is shared.
-            together = group_size
-            if first <= k < end:
-                shared = together = max(1, shared // (branches or group_size))
-            noise[k] = noise[k][::together].repeat_interleave(together, dim=0)
-        step = schedule.step(output, timesteps, latents, noise=noise[k], reduction=reduction)
-        if first <= k < end:
+        # Rollouts of a group differ only in their actions; all other noise is shared.
+        alike = shared_after if is_action else group_size
+        step_noise = noise[k, ::alike].repeat_interleave(alike, dim=0)
+        step = schedule.step(output, timesteps, latents, noise=step_noise, reduction=reduction)
+        if is_action:
             states.append(latents)
             log_probs.append(step.log_prob)
         latents = step.prev_sample

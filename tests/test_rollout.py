@@ -25,7 +25,14 @@ from helpers import (
 
 from ddpo_lessons.models import family_of
 from ddpo_lessons.models.stable_diffusion import make_schedule
-from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout, sample_seed, text2img_rollout
+from ddpo_lessons.rollout import (
+    SamplingSettings,
+    Trajectory,
+    img2img_rollout,
+    rollouts_per_state,
+    sample_seed,
+    text2img_rollout,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,6 +42,12 @@ def embed(family: Any, prompts: Any) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------ what is sampled
+@pytest.mark.parametrize(("branches", "counts"), [(2, [4, 4, 2, 1, 1]), (None, [4, 4, 1, 1, 1])])
+def test_rollouts_of_a_group_share_states_until_actions_split_them(branches, counts):
+    schedule = family_of(make_pipeline()).schedule(4).with_actions(1, 3)
+    assert rollouts_per_state(schedule, 4, branches) == counts
+
+
 @pytest.mark.parametrize("prediction_type", ["v_prediction", "epsilon", "sample"])
 @pytest.mark.parametrize("set_alpha_to_one", [False, True])
 def test_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha_to_one):
