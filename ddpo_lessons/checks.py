@@ -48,7 +48,7 @@ def _look_at_epoch(trainer: Trainer, plain: bool) -> list[Finding]:
     epoch = trainer.epochs_done
     contexts = trainer.contexts.of(epoch)
     batches, trajectory, _ = trainer.sampler.sample(epoch, contexts)
-    images, rewards = torch.cat([batch[0] for batch in batches]), check_rewards(batches)  # (N, 3, H, W)
+    images, rewards = torch.cat([batch.images for batch in batches]), check_rewards(batches)  # (N, 3, H, W)
     asked = [contexts[row] for row in trainer.sampler.share.rows.flatten().tolist()]
     found = [_of_images(images), _of_starts(trajectory), *_of_scoring(trainer, images, asked, rewards)]
     found.append(_of_single(trainer, contexts, rewards))
@@ -85,7 +85,7 @@ def _rescore(trainer: Trainer, images: torch.Tensor, contexts: Sequence[Context]
     rewards = []
     for first in range(0, len(images), size):
         part = slice(first, first + size)
-        rewards.append(score(trainer.reward_function, images[part], contexts[part])[3].cpu())
+        rewards.append(score(trainer.reward_function, images[part], contexts[part]).rewards.cpu())
     return torch.cat(rewards)
 
 

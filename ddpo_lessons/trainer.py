@@ -26,6 +26,7 @@ from ddpo_lessons.algorithms.algorithm import Algorithm, Samples, check_advantag
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import (
+    Batch,
     PromptFunction,
     RewardFunction,
     check_functions,
@@ -439,7 +440,7 @@ class Trainer:
         )
 
     def _metrics(
-        self, rewards: torch.Tensor, batches: list[list[Any]], advantages: torch.Tensor
+        self, rewards: torch.Tensor, batches: Sequence[Batch], advantages: torch.Tensor
     ) -> dict[str, Any]:
         """Describe the samples of the whole epoch."""
         info = self.sampler.share.gather_means(info_means(batches))
@@ -537,7 +538,7 @@ class Trainer:
             self.trackers.log_grid(kind, grid, self.global_step)
 
     def _report(
-        self, epoch: int, metrics: dict[str, Any], batches: list[list[Any]], contexts: Contexts
+        self, epoch: int, metrics: dict[str, Any], batches: Sequence[Batch], contexts: Contexts
     ) -> None:
         frequency = self.config.image_grid_freq
         if self.log is not None and frequency and epoch % frequency == 0:
@@ -547,15 +548,15 @@ class Trainer:
                 [context.prompt if context.image is None else id(context) for context in own], count
             )
             places = [divmod(number, self.config.sample_batch_size) for number in shown]
-            images = torch.stack([batches[batch][0][place] for batch, place in places])
-            rewards = [float(batches[batch][3][place]) for batch, place in places]
+            images = torch.stack([batches[batch].images[place] for batch, place in places])
+            rewards = [float(batches[batch].rewards[place]) for batch, place in places]
             tiles, captions = with_captions([own[number] for number in shown], images, rewards)
             self.write_grid("epoch", self.epochs_done, tiles, captions)
         self.write_record("epoch", metrics)  # after the grid, so that TensorBoard also writes it to disk
         hook = self.image_samples_hook
         if hook is not None and (self.accelerator.is_main_process or hasattr(hook, "in_every_process")):
             tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None
-            hook(batches, self.global_step, tracker)
+            hook([batch.for_hook() for batch in batches], self.global_step, tracker)
 
     def save(self) -> Path:
         """Write a checkpoint and return its folder; every process must call it."""

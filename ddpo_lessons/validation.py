@@ -221,7 +221,7 @@ class Validation:
             batches.append(score(reward, images, part))
             if evaluator is not None:
                 evaluated.append(score(evaluator, images, part))
-        images = torch.cat([batch[0].cpu() for batch in batches])
+        images = torch.cat([batch.images.cpu() for batch in batches])
         return images, check_rewards(batches), check_rewards(evaluated) if evaluated else None
 
     def _batches(

@@ -562,7 +562,7 @@ def test_the_gradient_of_draft_is_that_of_finite_differences(tmp_path, steps):
 
     trainable = list(trainer.learner.trainable.values())
     gradients = torch.autograd.grad(loss(), trainable)
-    assert loss().item() == pytest.approx(-batches[0][0].mean().item(), abs=1e-6)  # the sampled images
+    assert loss().item() == pytest.approx(-batches[0].images.mean().item(), abs=1e-6)  # the sampled images
     parameter, slope = max(zip(trainable, gradients, strict=True), key=lambda pair: pair[1].abs().max())
     place, h = slope.abs().argmax(), 0.2  # less drowns the slope of one short step in rounding
     values = []

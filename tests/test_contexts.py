@@ -6,7 +6,7 @@ import torch
 from helpers import brightness, counted_passes, make_config, make_pipeline
 from PIL import Image
 
-from ddpo_lessons.data.contexts import check_functions, check_key, info_means, score, text_context
+from ddpo_lessons.data.contexts import Batch, check_functions, check_key, info_means, score, text_context
 from ddpo_lessons.image import to_tensor
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
@@ -100,7 +100,7 @@ def test_a_state_that_a_checkpoint_could_not_give_back_is_refused(state):
         check_functions(brightness, Prompts(state))
 
 
-def scored(returned: Any) -> list[Any]:
+def scored(returned: Any) -> Batch:
     """Score two images with a reward function that returns this."""
     return score(lambda *_: returned, torch.zeros(2, 3, 4, 4), [text_context(("", {}))] * 2)
 
@@ -109,7 +109,7 @@ def scored(returned: Any) -> list[Any]:
     "returned", [(0.25, 0.75), [0.25, 0.75], ([0.25, 0.75], {"a": 1}), (torch.tensor([0.25, 0.75]), {})]
 )
 def test_rewards_come_with_info_or_without(returned):
-    assert scored(returned)[3].tolist() == [0.25, 0.75]
+    assert scored(returned).rewards.tolist() == [0.25, 0.75]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_rewards_of_any_numbers_are_the_same(turn):
     """Also as entries of the info, which otherwise would be missing from the records without a word."""
     numbers = turn(torch.tensor([0.25, 0.75]))
     batch = scored((numbers, {"red": numbers}))
-    assert batch[3].tolist() == [0.25, 0.75]
+    assert batch.rewards.tolist() == [0.25, 0.75]
     assert info_means([batch]) == {"red": 0.5}
 
 
@@ -151,7 +151,7 @@ def test_the_info_is_recorded_where_it_is_a_number_for_every_sample():
     images = torch.zeros(2, 3, 8, 8)
 
     def batch(info):
-        return [images, ("a", "b"), ({}, {}), torch.zeros(2), info]
+        return Batch(images, ("a", "b"), ({}, {}), torch.zeros(2), info)
 
     first = {
         "tensor": torch.tensor([1, 2]),

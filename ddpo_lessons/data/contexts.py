@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,20 @@ class Context:
         """The key of per-prompt statistics: `metadata["id"]` if there is one, otherwise the prompt."""
         has_id = isinstance(self.metadata, dict) and "id" in self.metadata
         return self.metadata["id"] if has_id else self.prompt
+
+
+class Batch(NamedTuple):
+    """A batch of B scored images, in TRL's order."""
+
+    images: torch.Tensor  #: (B, 3, H, W)
+    prompts: tuple[str, ...]
+    metadata: tuple[Any, ...]
+    rewards: torch.Tensor  #: (B,)
+    info: Any  #: further results of the reward function
+
+    def for_hook(self) -> list[Any]:
+        """Return the list that TRL gives to a hook, with the rewards on the CPU."""
+        return list(self._replace(rewards=self.rewards.cpu()))
 
 
 def check_hook(name: str, hook: Any) -> None:
@@ -140,13 +154,12 @@ def image_context(drawn: Any, family: Family) -> Context:
     return Context(_check_prompt(prompt), metadata, image)
 
 
-def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
+def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> Batch:
     """Call the reward function on B images and their contexts; `check_rewards` checks the values.
 
-    Returns [images, prompts, metadata, rewards (B,) of `to_rewards`, info], in TRL's order. Raises a
-    TypeError for rewards that are not numbers, and a ValueError for rewards of another shape. It also raises
-    a ValueError if the function writes into the tensors or arrays that it gets, because later rollouts start
-    from these images.
+    Raises a TypeError for rewards that are not numbers, and a ValueError for rewards of another shape. It
+    also raises a ValueError if the function writes into the tensors or arrays that it gets, because later
+    rollouts start from these images.
     """
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)
@@ -172,7 +185,7 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
             f"reward_function returned shape {tuple(rewards.shape)} for {len(images)} images: "
             f"return one reward per image, ({len(images)},)"
         )
-    return [images, prompts, metadata, rewards, info]
+    return Batch(images, prompts, metadata, rewards, info)
 
 
 def _marks(images: torch.Tensor, metadata: Sequence[Any]) -> set[tuple[Any, ...]]:
@@ -200,14 +213,14 @@ def _sum_of(value: Any) -> int | None:
     return zlib.crc32(np.ascontiguousarray(value).tobytes())
 
 
-def info_means(batches: list[list[Any]]) -> dict[str, float]:
+def info_means(batches: Sequence[Batch]) -> dict[str, float]:
     """Return the means of the entries of info that have one number per sample, by name."""
-    infos = [batch[4] for batch in batches]
+    infos = [batch.info for batch in batches]
     if not all(isinstance(info, Mapping) for info in infos):
         return {}
     means = {}
     for name in infos[0]:
-        columns = [_column(batch[4].get(name), len(batch[0])) for batch in batches]
+        columns = [_column(batch.info.get(name), len(batch.images)) for batch in batches]
         found = [column for column in columns if column is not None]
         if len(found) == len(columns):
             means[str(name)] = torch.cat(found).mean().item()
@@ -223,14 +236,13 @@ def _column(value: Any, size: int) -> torch.Tensor | None:
     return column if column.shape == (size,) else None
 
 
-def check_rewards(batches: list[list[Any]]) -> torch.Tensor:
-    """Move the rewards of all batches to the CPU, (N,); raise a ValueError if one is not finite."""
-    rewards = torch.cat([batch[3] for batch in batches]).cpu()  # (N,)
-    for batch, own in zip(batches, rewards.split([len(batch[3]) for batch in batches]), strict=True):
-        batch[3] = own
+def check_rewards(batches: Sequence[Batch]) -> torch.Tensor:
+    """Return the rewards of all batches on the CPU, (N,); raise a ValueError if one is not finite."""
+    rewards = torch.cat([batch.rewards for batch in batches]).cpu()  # (N,)
+    for batch, own in zip(batches, rewards.split([len(batch.rewards) for batch in batches]), strict=True):
         for row in torch.nonzero(~own.isfinite()).flatten().tolist():
             raise ValueError(
                 f"reward_function returned {own[row].item()} for sample {row} of the batch, prompt "
-                f"{batch[1][row]!r}: return finite numbers"
+                f"{batch.prompts[row]!r}: return finite numbers"
             )
     return rewards

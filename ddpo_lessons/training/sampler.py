@@ -12,7 +12,7 @@ import torch
 from ddpo_lessons.advantages import to_rewards
 from ddpo_lessons.algorithms.algorithm import Algorithm, Learner
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.contexts import Context, RewardFunction, score, split_info
+from ddpo_lessons.data.contexts import Batch, Context, RewardFunction, score, split_info
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.models import Family, Schedule
 from ddpo_lessons.rollout import (
@@ -78,8 +78,8 @@ class Sampler:
         steps = self.start.schedule(self.family, self.config, contexts)
         return self.algorithm.sampling_schedule(steps, self.config, epoch)
 
-    def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
-        """Sample and score this process's part; return batches of `score`, trajectory, seconds of scoring."""
+    def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[Batch], Trajectory, float]:
+        """Sample and score this process's part; return batches, trajectory and seconds of scoring."""
         batches, pieces, seconds = [], [], 0.0
         rows = self.share.rows  # (batches, B)
         known = list(contexts.values())
