@@ -3,10 +3,14 @@
 All random numbers depend only on (seed, epoch, sample), so an epoch gives the same result when it is
 repeated, resumed or spread over processes. If an epoch fails or is interrupted, everything is as it was
 before it. The parts of an epoch are modules in `training/`.
+
+The word "step" has four meanings: `Trainer.step` runs an epoch, `Learner.step` takes an optimizer step,
+`Algorithm.steps` yields the loss of each optimizer step, and `schedule.step` takes a denoising step.
 """
 
 import contextlib
 import copy
+import itertools
 import sys
 import time
 import warnings
@@ -51,7 +55,7 @@ from ddpo_lessons.training.context_source import Contexts, ContextSource, same_r
 from ddpo_lessons.training.costs import hours_and_money
 from ddpo_lessons.training.first_epoch import Finding, FirstEpoch
 from ddpo_lessons.training.interrupt import DeferredInterrupt, Stopped
-from ddpo_lessons.training.learner import Learner
+from ddpo_lessons.training.learner import Learner, Weights
 from ddpo_lessons.training.memory import OutOfMemory, halve, sized
 from ddpo_lessons.training.processes import (
     Share,
@@ -64,18 +68,13 @@ from ddpo_lessons.training.processes import (
 )
 from ddpo_lessons.training.runlog import RunLog, as_numbers, claim, hold, spread, varied, with_captions
 from ddpo_lessons.training.sampler import Sampler, count_actions, scorer
-from ddpo_lessons.training.state import State, Tensors, check_processes, describe, identity, read_checkpoint
+from ddpo_lessons.training.state import Snapshot, State, check_processes, describe, identity, read_checkpoint
 from ddpo_lessons.training.trackers import Trackers
 
 SHOWN_IMAGES = 32
-_TRAINED: Any = WeakIdKeyDictionary()  # weights that an optimizer step of this process has changed
+_CHANGED_WEIGHTS: Any = WeakIdKeyDictionary()  # by optimizer steps of this process
 
 T = TypeVar("T")
-# Attributes that a rehearsal restores, besides the trainer's state.
-_UNDONE = (
-    "log", "_log_is_open", "image_samples_hook", "preflight", "watched", "_first", "_trained", "_warned",
-    "_before",
-)  # fmt: skip
 
 DebugHook = Callable[[Any, float, int], None]  # (sd_pipeline, noise_strength, global_step), as in imageddpo
 # Called as (batches, global_step, tracker), as in TRL.
@@ -113,17 +112,6 @@ class Trainer:
         TypeError: if the pipeline or a function has the wrong type.
     """
 
-    log: RunLog | None = None  #: of the main process, once training starts
-    preflight: Sequence[Finding] = ()  #: results of the checks of the first epoch
-    stopped_by: int | None = None  #: the number of the signal that ended `train` early
-    _log_is_open = False
-    _interrupt: DeferredInterrupt | None = None
-    watched: FirstEpoch | None = None  #: the observer of the first epoch of the run, or of a rehearsal
-    _before: tuple[Tensors, dict[str, Any]] | None = None  # the state that a rehearsal restores
-    _first: FirstEpoch | None = None  # the observer of the current epoch, if it is the first
-    _trained: float | None = None  # the time when the last epoch's training ended
-    _warned = False  # about an epoch without a learning signal
-
     def __init__(
         self,
         config: DDPOConfig,
@@ -156,6 +144,15 @@ class Trainer:
         self.config, self.algorithm, self.start = config, algorithm, start
         self.reward_function, self.prompt_function = reward_function, prompt_function
         self.image_samples_hook = image_samples_hook
+        self.log: RunLog | None = None  #: of the main process, once training starts
+        self._log_is_open = False
+        self.watched: FirstEpoch | None = None  #: the observer of the run's first epoch, or of a rehearsal
+        self.preflight: Sequence[Finding] = ()  #: its findings
+        self.stopped_by: int | None = None  #: the number of the signal that ended `train` early
+        self._interrupt: DeferredInterrupt | None = None
+        self._before_rehearsal: Snapshot | None = None
+        self._training_ended: float | None = None  # the time when the last epoch's optimizer steps ended
+        self._has_warned = False  # of an epoch without a learning signal
         self.sd_pipeline = sd_pipeline
         self.pipeline = getattr(sd_pipeline, "sd_pipeline", sd_pipeline)
         self.family = family_of(self.pipeline)
@@ -183,8 +180,8 @@ class Trainer:
         )  # fmt: skip
         self.state = State(self.learner, algorithm, self.contexts, self.accelerator.scaler)
         if saved is not None:
-            self._resume(*saved)
-        elif self._is_trained():
+            self._resume(saved)
+        elif self._was_trained_before():
             warnings.warn(
                 "an earlier trainer has trained this pipeline, so this one starts from its weights, which "
                 "are also the reference of a KL penalty: load a fresh pipeline to start from the model's own",
@@ -201,8 +198,13 @@ class Trainer:
         """Number of optimizer steps so far."""
         return self.learner.steps_done
 
+    @property
+    def is_rehearsing(self) -> bool:
+        """Whether `rehearse` is running, so that nothing is written and no hook is called."""
+        return self._before_rehearsal is not None
+
     # ------------------------------------------------------------------------------------ preparation
-    def _read_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
+    def _read_checkpoint(self) -> Snapshot | None:
         """Check the run's folder and the model, and read the checkpoint to resume from, if any."""
         config = self.config
         self._resumed_from = claim(config)
@@ -221,27 +223,25 @@ class Trainer:
         is_main = self.accelerator.is_main_process
         return read_checkpoint(self._resumed_from, config, self._identity, self.record, is_main)
 
-    def _is_trained(self) -> bool:
+    def _was_trained_before(self) -> bool:
         """Return whether an earlier trainer of this process has changed the weights."""
-        return any(weight in _TRAINED for weight in self.learner.trainable.values())
+        return any(weight in _CHANGED_WEIGHTS for weight in self.learner.trainable.values())
 
-    def _resume(self, tensors: Tensors, values: dict[str, Any]) -> None:
+    def _resume(self, saved: Snapshot) -> None:
         """Continue from a checkpoint; raise a ValueError if the pipeline is not the run's initial one."""
-        if self._is_trained() and self.algorithm.needs_reference(self.config):
+        if self._was_trained_before() and self.algorithm.needs_reference(self.config):
             raise ValueError(
                 "an earlier trainer has trained this pipeline, so its weights are not the "
                 "reference of the KL penalty: resume with a fresh pipeline"
             )
-        there, here = (
-            {name: list(weight.shape) for name, weight in sorted(weights.items())}
-            for weights in (tensors["policy"], self.learner.trainable)
-        )
+        there = {name: weight.shape for name, weight in saved.tensors["policy"].items()}
+        here = {name: weight.shape for name, weight in self.learner.trainable.items()}
         if there != here:
             raise ValueError(
                 f"checkpoint {self._resumed_from} trains other weights than this trainer: give the pipeline "
                 "the adapter that it had"
             )
-        self.state.restore(tensors, values)
+        self.state.restore(*saved)
 
     def _make_learner(self) -> Learner:
         """Build policy and optimizer, and prepare them with accelerate."""
@@ -263,16 +263,9 @@ class Trainer:
         denoiser.eval()
         trainable = {name: p for name, p in unet.named_parameters() if name in trainable}  # parts, if sharded
         return Learner(
-            config,
-            accelerator,
-            denoiser,
-            optimizer,
-            trainable,
-            self.algorithm,
-            self.use_lora and not self.had_adapter,
-            self.autocast,
-            self.plan.optimizer_steps,
-        )
+            config, accelerator, denoiser, optimizer, trainable, self.algorithm,
+            self.use_lora and not self.had_adapter, self.autocast, self.plan.optimizer_steps,
+        )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------- epochs
     def train(self) -> None:
@@ -283,7 +276,8 @@ class Trainer:
         fails is also dropped, and the state before it is saved. Raises RuntimeError if another trainer uses
         the folder.
         """
-        config, self.stopped_by, first = self.config, None, self.epochs_done + 1
+        config, self.stopped_by = self.config, None
+        epochs_before = self.epochs_done
         if self.epochs_done < config.num_epochs:
             say(self.accelerator, summary(self.plan, config.num_epochs))
         elif self.accelerator.is_main_process:
@@ -306,12 +300,14 @@ class Trainer:
                         continue
                     bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
                     bar.update()
-                    is_first = self.epochs_done == first < config.num_epochs
-                    if is_first or not draws_bars():
-                        self._print_epoch(metrics, time.perf_counter() - started, is_first)
-                    if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
+                    is_last = self.epochs_done == config.num_epochs
+                    is_first_of_several = self.epochs_done == epochs_before + 1 and not is_last
+                    if is_first_of_several or not draws_bars():
+                        self._print_epoch(metrics, time.perf_counter() - started, is_first_of_several)
+                    if self.epochs_done % config.save_freq == 0 or is_last:
                         self.save()
-            except Stopped:
+            except Stopped as stopped:
+                self.stopped_by = stopped.number
                 self.save()
             except Exception:
                 self._save_what_was_before()
@@ -336,13 +332,12 @@ class Trainer:
     def _rehearsed(self, function: Callable[[], T]) -> T:
         with same_random_state():
             self.contexts.of(self.epochs_done)  # so that the snapshot has the prompt function's state
-            before = self.state.snapshot()
-            kept = {name: getattr(self, name) for name in _UNDONE}
-            self.log, self._log_is_open, self.image_samples_hook, self._before = None, True, None, before
+            attributes, before = dict(vars(self)), self.state.snapshot()
+            self._before_rehearsal, self.log = before, None  # without a log nothing is recorded
             try:
                 return function()
             finally:
-                vars(self).update(kept)
+                vars(self).update(attributes)
                 self.state.restore(*before)
 
     def _halve(self, error: OutOfMemory) -> None:
@@ -363,11 +358,11 @@ class Trainer:
 
     def step(self, epoch: int) -> dict[str, Any]:
         """Run one epoch in the order of lesson 06 and return its metrics; undo the epoch if it fails."""
-        asked = time.perf_counter()
+        times = [time.perf_counter() if self._training_ended is None else self._training_ended]
         contexts = self.contexts.of(epoch)  # 1. prompts, for img2img with their images
-        with self._undone_if_it_fails():
-            started = time.perf_counter()
-            other = started - (asked if self._trained is None else self._trained)
+        self._open_log()
+        with self._undone_if_it_fails() as before, self._observed_if_first(before) as first:
+            times.append(time.perf_counter())
             # 2. Sample, and 3. call the reward function.
             batches, trajectory, reward_seconds = self.sampler.sample(epoch, contexts)
             rewards = self.sampler.share.gather_rewards(check_rewards(batches))  # (N,)
@@ -377,7 +372,7 @@ class Trainer:
                 self.algorithm.advantages(rewards, keys), len(rewards), trajectory.log_probs.shape[1]
             )
             self._warn_if_constant(epoch, rewards, advantages)
-            sampled = time.perf_counter()
+            times.append(time.perf_counter())
             # 5. The algorithm shuffles (sample, timestep) pairs. 6. Their loss, and an optimizer step.
             samples = self._samples(epoch, contexts, trajectory, advantages)
             steps = check_steps(self.algorithm.steps(samples, self.learner))
@@ -386,40 +381,42 @@ class Trainer:
                 sized(self.config, "train_micro_batch_size", lambda: self.learner.micro_batch_size),
             ):
                 for number, (loss, groups) in enumerate(steps):
-                    self._record_step(epoch, number, self.learner.step(loss, groups))
+                    self._record_step(epoch, number, self.learner.step(loss, groups), first)
                     bar.update()
                     self._stop_if_asked()
+            times.append(time.perf_counter())
             # 7. Record the results.
-            self.state.epochs_done, self._trained = epoch + 1, time.perf_counter()
-            metrics = self._metrics(rewards, batches, advantages) | {
-                "seconds_sampling": sampled - started - reward_seconds,
-                "seconds_reward": reward_seconds,
-                "seconds_training": self._trained - sampled,
-                "seconds_other": other,
-            }
-            self._report_first(rewards)
+            self.state.epochs_done, self._training_ended = epoch + 1, times[-1]
+            metrics = self._metrics(rewards, batches, advantages) | _seconds(times, reward_seconds)
+            self._report_first(first, rewards)
             self._report(epoch, metrics, batches, contexts)
-        if self._before is None:
-            _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
+        if not self.is_rehearsing:
+            _CHANGED_WEIGHTS.update(dict.fromkeys(self.learner.trainable.values()))
             self.contexts.done()
         return metrics
 
     @contextlib.contextmanager
-    def _undone_if_it_fails(self) -> Iterator[None]:
-        """Undo a `with` block that raises; observe it if it is the first epoch that trains."""
-        self._open_log()
-        before, position = self._before or self.state.snapshot(), None if self.log is None else self.log.size
-        is_watched = self.global_step == 0 or self._before is not None
-        self._first = FirstEpoch(self.learner, before[0]["policy"]) if is_watched else None
+    def _undone_if_it_fails(self) -> Iterator[Snapshot]:
+        """Restore the state and the log if a `with` block raises an error; yield the state before it."""
+        before = self._before_rehearsal or self.state.snapshot()
+        position = None if self.log is None else self.log.size
         try:
-            with contextlib.nullcontext() if self._first is None else self._first.watch():
-                yield
+            yield before
         except BaseException:
             self.state.restore(*before)
             if self.log is not None and position is not None:
                 self.log.rewind(position)
             raise
-        self._first = None
+
+    @contextlib.contextmanager
+    def _observed_if_first(self, before: Snapshot) -> Iterator[FirstEpoch | None]:
+        """Observe a `with` block if it is the first epoch that trains, or one of a rehearsal."""
+        if self.global_step > 0 and not self.is_rehearsing:
+            yield None
+            return
+        first = FirstEpoch(self.learner, before.tensors["policy"])
+        with first.watch():
+            yield first
 
     def _samples(
         self, epoch: int, contexts: Contexts, trajectory: Trajectory, advantages: torch.Tensor
@@ -454,29 +451,26 @@ class Trainer:
             "rewards": as_numbers(rewards),
         }
 
-    def _report_first(self, rewards: torch.Tensor) -> None:
+    def _report_first(self, first: FirstEpoch | None, rewards: torch.Tensor) -> None:
         """Keep the checks of the run's first epoch, if this is it, and warn of those that failed."""
-        if self._first is None:
+        if first is None:
             return
-        self._first.rewards, self.watched = rewards, self._first
-        clip_range = None if "train_clip_range" in self.algorithm.unused else self.config.train_clip_range
-        config = self.config
-        self.preflight = self._first.findings(
-            config.sample_group_size, clip_range, config.sample_guidance_scale
-        )
-        self._first.before = {}  # free this copy of the weights
+        self.watched, first.rewards, config = first, rewards, self.config
+        clip_range = None if "train_clip_range" in self.algorithm.unused else config.train_clip_range
+        self.preflight = first.findings(config.sample_group_size, clip_range, config.sample_guidance_scale)
+        first.before = {}  # free this copy of the weights
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:
-                if not finding.passed and not self._warned:
+                if not finding.passed and not self._has_warned:
                     warnings.warn(f"the first epoch looks broken: {finding}", stacklevel=3)
 
     def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
         """Warn once of an epoch without a learning signal, because no sample was better than another."""
         constant = bool(rewards.min() == rewards.max())
-        if self._warned or (advantages.any() and not constant):
+        if self._has_warned or (advantages.any() and not constant):
             return
-        self._warned = True
+        self._has_warned = True
         if not self.accelerator.is_main_process:
             return
         what = f"all {len(rewards)} rewards are {rewards[0]:g}" if constant else "all advantages are 0"
@@ -486,15 +480,17 @@ class Trainer:
             stacklevel=4,
         )
 
-    def _record_step(self, epoch: int, number: int, record: dict[str, float]) -> None:
+    def _record_step(
+        self, epoch: int, number: int, record: dict[str, float], first: FirstEpoch | None
+    ) -> None:
         """Write the record of an optimizer step; `number` counts from 0 within the epoch."""
         if "max_ratio_error" in record:
             if number == 0:  # no update before it: the policies must agree
                 record["first_replay_max_ratio_error"] = record["max_ratio_error"]
-            if self._first is not None:
-                self._first.replay_errors.append(record["max_ratio_error"])
-        if self._first is not None and "max_sampling_error" in record:
-            self._first.sampling_errors.append(record["max_sampling_error"])
+            if first is not None:
+                first.replay_errors.append(record["max_ratio_error"])
+        if first is not None and "max_sampling_error" in record:
+            first.sampling_errors.append(record["max_sampling_error"])
         inner_epoch = number * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
         position = {"epoch": epoch + 1, "inner_epoch": inner_epoch, "step": self.global_step}
         self.write_record("step", {**position, **record})
@@ -507,13 +503,12 @@ class Trainer:
             numbers = torch.tensor([float(asked)], device=self.accelerator.device)
             asked = int(self.accelerator.gather(numbers).max())
         if asked:
-            self.stopped_by = asked
-            raise Stopped
+            raise Stopped(asked)
 
     # ----------------------------------------------------------------------------------- what is kept
     def _open_log(self) -> None:
         """Open metrics.jsonl, discard records after the checkpoint, and start the trackers; only once."""
-        if self._log_is_open:
+        if self._log_is_open or self.is_rehearsing:
             return
         self.accelerator.wait_for_everyone()  # all processes have read the folder before it changes
         if self.accelerator.is_main_process:
@@ -553,7 +548,7 @@ class Trainer:
             tiles, captions = with_captions([own[number] for number in shown], images, rewards)
             self.write_grid("epoch", self.epochs_done, tiles, captions)
         self.write_record("epoch", metrics)  # after the grid, so that TensorBoard also writes it to disk
-        hook = self.image_samples_hook
+        hook = None if self.is_rehearsing else self.image_samples_hook
         if hook is not None and (self.accelerator.is_main_process or hasattr(hook, "in_every_process")):
             tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None
             hook([batch.for_hook() for batch in batches], self.global_step, tracker)
@@ -577,7 +572,7 @@ class Trainer:
         with contextlib.suppress(OSError, RuntimeError):  # a full disk, or another trainer in the folder
             self._write_checkpoint(self.learner.tensors())  # without waiting: other processes may be fine
 
-    def _write_checkpoint(self, tensors: Tensors) -> None:
+    def _write_checkpoint(self, tensors: dict[str, Weights]) -> None:
         if self.log is not None:
             self.log.flush()  # so that a checkpoint has its records even after a power cut
         config = self.config.to_dict()
@@ -613,6 +608,17 @@ class Trainer:
         """Save the trained weights for plain diffusers, see `save_policy`; every process must call it."""
         with self.learner.averaged_policy():
             save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)
+
+
+def _seconds(times: Sequence[float], scoring: float) -> dict[str, float]:
+    """Return what an epoch's parts took; the times are the previous training's end and the ends of parts."""
+    other, sampling, training = (end - start for start, end in itertools.pairwise(times))
+    return {
+        "seconds_sampling": sampling - scoring,
+        "seconds_reward": scoring,
+        "seconds_training": training,
+        "seconds_other": other,
+    }
 
 
 class DDPOTrainer(Trainer):
@@ -654,17 +660,12 @@ class ImageDDPOTrainer(Trainer):
         check_hook("debug_hook", debug_hook)
         self.noise_strength, self.debug_hook = noise_strength, debug_hook
         super().__init__(
-            config,
-            reward_function,
-            prompt_function,
-            sd_pipeline,
-            image_samples_hook,
-            algorithm=DDPO(),
-            start=self.start_class(noise_strength),
-        )
+            config, reward_function, prompt_function, sd_pipeline, image_samples_hook,
+            algorithm=DDPO(), start=self.start_class(noise_strength),
+        )  # fmt: skip
 
     def step(self, epoch: int) -> dict[str, Any]:
         """Call `debug_hook`, then run one epoch."""
-        if self.debug_hook is not None and self.accelerator.is_main_process and self._before is None:
+        if self.debug_hook is not None and self.accelerator.is_main_process and not self.is_rehearsing:
             self.debug_hook(self.sd_pipeline, self.noise_strength, self.global_step)
         return super().step(epoch)

@@ -103,10 +103,10 @@ class FirstEpochs:
         """Look at each report."""
         report = Trainer._report_first
 
-        def also(trainer: Trainer, first: Any) -> None:
+        def also(trainer: Trainer, *arguments: Any) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                report(trainer, first)
+                report(trainer, *arguments)
             self.count += 1
             failed = [finding.check for finding in trainer.preflight if not finding.passed]
             if failed:

@@ -10,7 +10,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the keyboard's, and that of Slurm a
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """The run was stopped by a signal."""
+    """The run was stopped by a signal of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class DeferredInterrupt:

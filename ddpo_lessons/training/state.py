@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -22,6 +22,13 @@ from ddpo_lessons.training.processes import all_same
 from ddpo_lessons.training.record import changes, name_of
 
 Tensors = dict[str, dict[str, torch.Tensor]]
+
+
+class Snapshot(NamedTuple):
+    """A copy of the state, or the contents of a checkpoint."""
+
+    tensors: Tensors
+    values: dict[str, Any]
 
 
 class State:
@@ -45,10 +52,10 @@ class State:
             "grad_scaler": None if self.scaler is None else self.scaler.state_dict(),
         }
 
-    def snapshot(self) -> tuple[Tensors, dict[str, Any]]:
+    def snapshot(self) -> Snapshot:
         """Copy the state from before the contexts of the current epoch were sampled."""
         values = {**self.values(), "prompt_function": self.contexts.before}
-        return self.learner.copy_tensors(), copy.deepcopy(values)
+        return Snapshot(self.learner.copy_tensors(), copy.deepcopy(values))
 
     def restore(self, tensors: Tensors, values: dict[str, Any]) -> None:
         """Restore the state of a snapshot or checkpoint."""
@@ -109,7 +116,7 @@ def describe(
 
 def read_checkpoint(
     folder: Path, config: DDPOConfig, identity: dict[str, Any], record: dict[str, Any], is_main: bool
-) -> tuple[Tensors, dict[str, Any]]:
+) -> Snapshot:
     """Read the checkpoint of a resumed run; return its tensors and values.
 
     The main process prints which settings differ from the interrupted run. Raises a ValueError if the
@@ -123,4 +130,4 @@ def read_checkpoint(
     news = changes({**values["config"], **saved}, {**config.to_dict(), **record})
     if news and is_main:
         tqdm.write(f"continuing {folder} with changes: {'; '.join(news)}")
-    return tensors, values
+    return Snapshot(tensors, values)
