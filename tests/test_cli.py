@@ -240,6 +240,19 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(zoo, capsys):
     assert "nothing replaces {lable}; only {label} becomes" in capsys.readouterr().err
 
 
+def test_a_dry_run_may_name_a_folder_that_holds_a_run(here, model, capsys):
+    flags = ("--model", model, *TINY, "--prompt", "a")
+    run_command("train", *flags)
+    records = read_metrics("run")
+    run_command("train", *flags, "--dry-run")
+    text = "output folder: run, which already holds a run: give another or --overwrite"
+    assert capsys.readouterr().out.splitlines()[-1] == text
+    for words in (["--overwrite"], ["--resume-from", "auto"], ["--output-dir", "new"]):
+        run_command("train", *flags, "--dry-run", *words)
+        assert "already holds" not in capsys.readouterr().out
+    assert read_metrics("run") == records
+
+
 def test_a_dry_run_shortens_long_prompts(here, capsys):
     Path("prompts.txt").write_text("a very long prompt " * 40)
     run_command("train", "--prompts", "prompts.txt", "--reward", "colorfulness", "--dry-run")

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,13 @@ def terminal_width() -> int:
 
 
 def settle(arguments: Train) -> DDPOConfig:
-    """Return this process's settings; raise a ValueError if the folder holds another run."""
+    """Return this process's settings; raise a ValueError if the run could not use its folder.
+
+    A dry run writes nothing, so the folder may hold another run.
+    """
     config = arguments.make_config()
     try:
-        claim(config)
+        claim(replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config)
     except ValueError as error:
         message = str(error)
         for field, flag in IN_FLAGS.items():
@@ -148,7 +152,16 @@ def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> It
         yield f"{name:{widths[0]}}  {epoch:>{widths[1]}}  {run:>{widths[2]}}"
     written = -(-config.num_epochs // config.save_freq)
     yield f"checkpoints: {written} written, {min(written, config.num_checkpoint_limit)} kept"
-    yield f"output folder: {config.run_dir}"
+    yield f"output folder: {config.run_dir}{_taken(config)}"
+
+
+def _taken(config: DDPOConfig) -> str:
+    """Return what `claim` would refuse without `overwrite`, in a few words."""
+    try:
+        claim(config)
+    except ValueError:
+        return ", which already holds a run: give another or --overwrite"
+    return ""
 
 
 def _family(model: str) -> type[Family] | None:
