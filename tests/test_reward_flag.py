@@ -85,7 +85,7 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path):
     [
         ("clip_scroe", "clip_scroe does not exist (perhaps clip_score): use one of animal"),
         ("clip_scroe=1,edit=2", "reward=clip_scroe does not exist"),
-        ("colorfulness,", "reward= does not exist"),
+        ("colorfulness,", "has a term without a name"),
         ("clip_score=high", "after = stands the weight"),
         ("clip_score=nan", "after = stands the weight"),
         ("clip_score=", "after = stands the weight"),

@@ -48,7 +48,7 @@ def ends(images, prompts, metadata): raise SystemExit(0)
 }
 IMAGES = {  # folders, and a letter for each image
     **{"photos": "a", "captioned": "ab", "half": "ab", "foxes": "a", "blank": "a"},
-    **{"zoo/two": "a", "zoo/three": "a"},
+    **{"zoo/two": "a", "zoo/three": "a", "grids/images": "a"},
 }
 EXAMPLE = "ddpo-lessons train --reward colorfulness --num-epochs 20"
 # The words, and what the error must hold: what is wrong, and what to do or what is right.
@@ -111,9 +111,13 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --images photos --damage wet", "noisy, blurry"),
     ("train --images photos --reward colorfulness --noise-strength 2", "--noise-strength 2.0 must lie in"),
     ("train --images photos --reward colorfulness --validation photos", "is also the training set"),
-    ("train --images photos --reward colorfulness --validation old", "old and its subfolders hold no image"),
+    (
+        "train --images photos --reward colorfulness --validation old",
+        "--validation old: old and its subfolders hold",
+    ),
     ("train --images photos --preset camouflage", "class subfolders"),
     ("train --images zoo --preset corruption --reward nope", "clip_change"),
+    ("train --reward ,colorfulness", "reward=,colorfulness has a term without a name: write NAME"),
     ("train --preset edit", "--images FOLDER"),
     ("train --preset edit --images photos", "the folder photos has no captions"),
     ("train --preset edit --images captioned --prompt 'a fox'", "drop the prompt"),
@@ -129,6 +133,23 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --train-lora-from photos", f"--train-lora-from photos holds no {LORA_FILE}"),
     ("train --model tiny-sd --output-dir photos/a.png", "is a file: choose another --output-dir"),
     ("train --model tiny-sd --output-dir photos/a.png --dry-run", "is a file: choose another --output-dir"),
+    (
+        "train --reward colorfulness --images photos --output-dir photos",
+        "would write among the images of --images photos: choose",
+    ),
+    (
+        "train --reward colorfulness --images photos --output-dir photos/run --dry-run",
+        "--output-dir photos/run would write among",
+    ),
+    (
+        "train --reward colorfulness --images grids/images --output-dir grids",
+        "would write among the images of --images grids/images",
+    ),
+    (
+        "train --reward colorfulness --images zoo --validation photos --output-dir photos",
+        "among the images of --validation photos",
+    ),
+    ("train --model tiny-sd --output-dir grids", "grids holds no run, but images, which a run would change"),
     ("demo --output-dir photos/a.png", "photos/a.png is a file; choose another folder"),
     ("plot photos/a.png", "photos/a.png is a file: give the folder of the run"),
     # sampling
@@ -154,8 +175,13 @@ REFUSED: tuple[tuple[str, ...], ...] = (
 )
 WITH_MODEL: tuple[tuple[str, ...], ...] = (
     ("train --model no/model --reward colorfulness --prompt ''", "hf download"),
-    ("train --model tiny-sd --sample-num-steps 2000", "2000 steps (sample_num_steps)", "1000"),
-    ("train --algorithm flow_grpo", "flow_grpo", "flow model"),
+    (
+        "train --model tiny-sd --sample-num-steps 2000",
+        "error: sample_num_steps=2000 is more than the",
+        "of 1000 timesteps: take fewer",
+    ),
+    ("train --algorithm flow_grpo", "error: algorithm='flow_grpo' needs a flow model"),
+    ("train --accelerator-kwargs '{\"nope\": 1}' --reward colorfulness", "accelerator_kwargs={'nope': 1} "),
 )
 NO_REWARD = "(no --reward is given, so it is the preset's)"
 UNFIT: tuple[tuple[str, ...], ...] = (
@@ -164,7 +190,7 @@ UNFIT: tuple[tuple[str, ...], ...] = (
     ("--images zoo --prompt 'a {label}d fox'", "names no digit", NO_REWARD),
     ("--prompt 'a car' --model tiny-zoo", "'a car', names no animal", NO_REWARD),
     ("--prompts mixed.txt", "prompts[1]='a fox' names no digit"),
-    ("--reward clip_change", "reward='clip_change' also looks at the input image", "give a folder"),
+    ("--reward clip_change", "reward='clip_change' also looks at the input image", "give --images FOLDER"),
     ("--reward clip_margin --prompts digit_world", "with their label, as those of prompts="),
     ("--judge edit --model tiny-sd", "judge='edit' also looks at the input image"),
     ("--validation mixed.txt --model tiny-sd", "prompts[1]='a fox' names no digit"),

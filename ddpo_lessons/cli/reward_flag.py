@@ -55,6 +55,8 @@ def called_judge() -> Iterator[None]:
 
 def parse(text: str) -> tuple[Term, ...]:
     """Parse the flag; raise a ValueError for wrong names, weights and models."""
+    if not all(part.partition("=")[0].strip() for part in text.split(",")):
+        raise ValueError(f"reward={text} has a term without a name: write NAME or NAME=WEIGHT between commas")
     try:
         terms = tuple(_term(part.strip()) for part in text.split(","))
     except ValueError as error:
@@ -200,7 +202,7 @@ def check_text(terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[
     for name in (term.name for term in terms if not term.place):
         needs = REWARDS[name].needs
         if {"image", "target"} & set(needs):
-            raise ValueError(f"reward={name!r} also looks at the input image: give a folder of images")
+            raise ValueError(f"reward={name!r} also looks at the input image: give --images FOLDER")
         if "label" in needs and "label" not in metadata:
             raise ValueError(
                 f"reward={name!r} needs prompts that come with their label, as those of prompts='animals' do"

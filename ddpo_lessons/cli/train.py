@@ -76,13 +76,16 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     if arguments.validation is None:
         return None
     rewards = reward_flag.parse(arguments.chosen.reward)
-    if arguments.images is None:
-        prompts = read_prompts(arguments.validation)
-        reward_flag.check_text(rewards, prompts, {})
-        return prompts
-    held_out = find_images(arguments.validation)
-    reward_flag.check(rewards, held_out, arguments.prompt)
-    return held_out
+    try:
+        if arguments.images is None:
+            prompts = read_prompts(arguments.validation)
+            reward_flag.check_text(rewards, prompts, {})
+            return prompts
+        held_out = find_images(arguments.validation)
+        reward_flag.check(rewards, held_out, arguments.prompt)
+        return held_out
+    except ValueError as error:
+        raise ValueError(f"--validation {arguments.validation}: {error}") from error
 
 
 def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | list[str]) -> Validation:

@@ -285,7 +285,7 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
     timesteps = set_steps(scheduler, num_steps)[num_steps - steps :]
     if (limit := scheduler.config.num_train_timesteps) <= timesteps[0]:
         raise ValueError(
-            f"{num_steps} steps (sample_num_steps) with the scheduler's steps_offset="
+            f"sample_num_steps={num_steps} with the scheduler's steps_offset="
             f"{scheduler.config.steps_offset} begin at timestep {timesteps[0]}, but the model was trained up "
             f"to {limit - 1}: take fewer"
         )
@@ -318,8 +318,8 @@ def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
     """
     if num_steps > scheduler.config.num_train_timesteps:
         raise ValueError(
-            f"{num_steps} steps (sample_num_steps) of a schedule of {scheduler.config.num_train_timesteps} "
-            "timesteps: take fewer"
+            f"sample_num_steps={num_steps} is more than the model's schedule of "
+            f"{scheduler.config.num_train_timesteps} timesteps: take fewer"
         )
     scheduler.set_timesteps(num_steps, **levels)  # on the CPU: a step looks its numbers up there
     # Trailing spacing may round to one timestep too many at the end (-1): count from the start.

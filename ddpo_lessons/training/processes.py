@@ -35,13 +35,21 @@ def make_accelerator(config: DDPOConfig) -> Accelerator:
         # Of an earlier trainer of this process, as in a notebook; it keeps what it needs of it.
         AcceleratorState._reset_state()
     project = {"project_dir": str(config.run_dir), **config.project_kwargs}
-    accelerator = Accelerator(
-        mixed_precision=config.mixed_precision,
-        log_with=config.log_with,
-        project_config=ProjectConfiguration(**project),
-        dynamo_backend="no",  # what accelerate would compile is not compared with anything: see torch_compile
-        **config.accelerator_kwargs,
-    )
+    project_config = ProjectConfiguration(**project)
+    try:
+        accelerator = Accelerator(
+            mixed_precision=config.mixed_precision,
+            log_with=config.log_with,
+            project_config=project_config,
+            # what accelerate would compile is not compared with anything: see torch_compile
+            dynamo_backend="no",
+            **config.accelerator_kwargs,
+        )
+    except TypeError as error:
+        raise TypeError(
+            f"accelerator_kwargs={config.accelerator_kwargs} must be arguments of accelerate's Accelerator: "
+            f"{error}"
+        ) from error
     if accelerator.distributed_type in _REFUSED and not accelerator.is_fsdp2:
         raise ValueError(
             f"the launch shards weights by {accelerator.distributed_type.value}, which this trainer does not "

@@ -46,7 +46,7 @@ def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config
             )
         first, end = recorded_steps(schedule)
     except ValueError as error:
-        if str(error).startswith("noise_strength="):
+        if str(error).startswith(("noise_strength=", "algorithm=", "sample_num_steps=")):
             raise
         fields = f"sample_num_steps={config.sample_num_steps}, sample_eta={config.sample_eta}"
         raise ValueError(f"{fields}: {error}") from error
