@@ -285,6 +285,7 @@ def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
     flags = (*flags, "--sample-group-size", "2")
     run_command("train", *flags)
     run_command("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
+    assert f"continuing {Path('run', 'checkpoint-000001')}\n" in capsys.readouterr().out
     assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2]
     recorded = config_of(here / "run")["run"]
     assert recorded["model"] == "tiny-sd3"

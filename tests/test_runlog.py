@@ -99,6 +99,16 @@ def test_a_damaged_file_does_not_stop_a_run_that_replaces_it(tmp_path):
     assert len(read_metrics(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("resume_from", ["", "auto"])
+def test_files_of_the_user_are_refused_where_a_run_would_change_them(resume_from, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")  # stays, since no run writes a file of this name
+    make_trainer(tmp_path, resume_from=resume_from)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds no run, but config\.json, .*: choose another output_dir"):
+        make_trainer(tmp_path, resume_from=resume_from)
+    make_trainer(tmp_path, overwrite=True)
+
+
 def test_records_hold_the_distribution_of_rewards(tmp_path):
     """Quantiles by hand: of 0, 1, 2, 10 that of q lies at place 3 q."""
     quantiles = {"q05": 0.15, "q25": 0.75, "q50": 1.5, "q75": 2 + 0.25 * 8, "q95": 2 + 0.85 * 8}
@@ -249,7 +259,7 @@ def test_a_grid_has_no_empty_column_and_pairs_stay_in_one_row(count, columns, ro
 def test_grids_that_cannot_be_written_cost_a_warning_and_no_epoch(tmp_path):
     (tmp_path / "images").write_text("a file where the folder would be")
     with pytest.warns(UserWarning, match=r"cannot write .*images/epoch-000001 \(.+\): make") as caught:
-        run(tmp_path, num_epochs=2, image_grid_freq=1)
+        run(tmp_path, num_epochs=2, image_grid_freq=1, overwrite=True)
     assert len(caught) == 1
     assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
     assert len(checkpoint.list_checkpoints(tmp_path)) == 2

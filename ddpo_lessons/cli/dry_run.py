@@ -27,7 +27,7 @@ from ddpo_lessons.models import Family, family_class
 from ddpo_lessons.models.stable_diffusion import count_steps
 from ddpo_lessons.models.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.plan import counts
-from ddpo_lessons.training.runlog import claim
+from ddpo_lessons.training.runlog import GRIDS, claim
 
 SHOWN = 80  # characters of a prompt
 # Settings in the messages of `claim`, as flags.
@@ -53,13 +53,18 @@ def settle(arguments: Train) -> DDPOConfig:
     A dry run writes nothing, so the folder may hold another run.
     """
     config = arguments.make_config()
+    _check_apart(arguments, config.run_dir)
     try:
-        claim(replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config)
+        source = claim(
+            replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config
+        )
     except ValueError as error:
         message = str(error)
         for field, flag in IN_FLAGS.items():
             message = message.replace(field, flag)
         raise ValueError(message) from error
+    if source is not None:
+        say(f"continuing {source}")
     if not arguments.chosen.config:
         plan = config.epoch_plan(1, world_size())
         say(
@@ -68,6 +73,19 @@ def settle(arguments: Train) -> DDPOConfig:
             f"mixed_precision={config.mixed_precision}, learning rate {config.train_learning_rate:g}"
         )
     return config
+
+
+def _check_apart(arguments: Train, run_dir: Path) -> None:
+    """Raise a ValueError if the run would write among the images that it reads, or read what it writes."""
+    for name in ("images", "validation"):
+        folder: Path | None = getattr(arguments, name)
+        if folder is not None and folder.is_dir():
+            read, written = folder.resolve(), run_dir.resolve()
+            if read in (written, *written.parents) or (written / GRIDS) in (read, *read.parents):
+                raise ValueError(
+                    f"--output-dir {run_dir} would write among the images of --{name} {folder}: choose "
+                    "another --output-dir"
+                )
 
 
 def check_rewards(arguments: Train, images: ImageFolder | None) -> None:

@@ -25,6 +25,8 @@ from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.record import CONFIG
 from ddpo_lessons.training.record import METRICS as METRICS
 
+GRIDS = "images"  # the folder of image grids
+OTHERS = (CONFIG, GRIDS, "lora", "pipeline")  # what a run writes, under names that are also in use elsewhere
 INPUT = "input"  # the caption of an input image in a grid
 PREFLIGHT = "preflight.json"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of an epoch's rewards
@@ -60,12 +62,19 @@ def claim(config: DDPOConfig) -> Path | None:
 
     Nothing is changed yet: what an older run left is dropped once training starts. With "auto" these may be
     the records of a run that ended before its first checkpoint. Raises ValueError if the folder holds another
-    run, or there is nothing to resume.
+    run, or files of no run that a run would change, or there is nothing to resume.
     """
     run_dir = config.run_dir
     if run_dir.exists() and not run_dir.is_dir():
         raise ValueError(f"output_dir={str(run_dir)!r} is a file: choose another output_dir")
     checkpoints = checkpoint.list_checkpoints(run_dir)
+    is_run = bool(checkpoints) or (run_dir / METRICS).is_file()
+    if others := [
+        name for name in OTHERS if not is_run and not config.overwrite and (run_dir / name).exists()
+    ]:
+        raise ValueError(
+            f"{run_dir} holds no run, but {others[0]}, which a run would change: choose another output_dir"
+        )
     if config.resume_from == "auto":
         if not checkpoints:
             read_metrics(run_dir)  # refuses a file of this name that is no run's
@@ -155,7 +164,7 @@ class RunLog:
         for path in checkpoint.list_checkpoints(self.run_dir):
             if checkpoint.epochs_of(path) > epochs_done:
                 checkpoint.remove(path)
-        for path in self.run_dir.glob("images/*"):
+        for path in self.run_dir.glob(f"{GRIDS}/*"):
             grid = re.fullmatch(r"(?:epoch|validation|highest)-(\d+)\.(?:png|jpg|json)", path.name)
             if grid and int(grid[1]) > epochs_done:
                 path.unlink()
@@ -213,7 +222,7 @@ class RunLog:
         Captions of the N images, if given, lie beside it in NAME-NNNNNN.json. The first grid that cannot
         be written is warned of; none costs an epoch.
         """
-        path = self.run_dir / "images" / f"{name}-{epoch:06d}"
+        path = self.run_dir / GRIDS / f"{name}-{epoch:06d}"
         grid = image_grid(images, grid_columns(len(images)))
         try:
             path.parent.mkdir(exist_ok=True)
