@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import ddpo_lessons.hub as hub_module
 from ddpo_lessons import DDPOConfig, what_fits
 from ddpo_lessons.cli import doctor
+from ddpo_lessons.cli.doctor import Check
 
 
 @pytest.fixture(autouse=True)
@@ -90,13 +91,13 @@ def test_hub_that_accepts_and_never_answers(hub, monkeypatch):
 def test_packages_within_and_outside_their_bounds_and_missing(monkeypatch):
     pretend_installed(monkeypatch, {"torch": "2.13.0+cpu", "peft": "0.17.1"})
     assert list(doctor.check_packages()) == [
-        (True, "torch 2.13.0+cpu (needs >=2.13,<3)"),
-        (False, 'peft 0.17.1 (needs >=0.18,<1): run `pip install "peft>=0.18,<1"`'),
+        Check(True, "torch 2.13.0+cpu (needs >=2.13,<3)"),
+        Check(False, 'peft 0.17.1 (needs >=0.18,<1): run `pip install "peft>=0.18,<1"`'),
     ]  # pytest belongs to an extra and is not looked at
     pretend_installed(monkeypatch, {"torch": "3.0"})
     assert list(doctor.check_packages()) == [
-        (False, 'torch 3.0 (needs >=2.13,<3): run `pip install "torch>=2.13,<3"`'),
-        (False, 'peft is missing: run `pip install "peft>=0.18,<1"`'),
+        Check(False, 'torch 3.0 (needs >=2.13,<3): run `pip install "torch>=2.13,<3"`'),
+        Check(False, 'peft is missing: run `pip install "peft>=0.18,<1"`'),
     ]
 
 
@@ -111,11 +112,11 @@ def test_package_itself_not_installed(monkeypatch):
 
 
 def test_gpu_line(monkeypatch):
-    assert list(doctor.check_gpu()) == [(True, "GPU: none; lesson 13 runs in small")]
+    assert [*doctor.check_gpu()] == [Check(True, "GPU: none; lesson 13 runs in small")]
     pretend_cuda(monkeypatch)
-    assert list(doctor.check_gpu()) == [(True, "GPU: Pretend 8G, 6.0 of 8.0 GiB free")]
+    assert list(doctor.check_gpu()) == [Check(True, "GPU: Pretend 8G, 6.0 of 8.0 GiB free")]
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
-    assert list(doctor.check_gpu()) == [(True, "GPU: Apple's, by MPS; training uses it, lessons do not")]
+    assert list(doctor.check_gpu()) == [Check(True, "GPU: Apple's, by MPS; training uses it, lessons do not")]
 
 
 def test_memory_and_disk_limits(monkeypatch):
@@ -125,8 +126,8 @@ def test_memory_and_disk_limits(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: disk)
     checks = [*doctor.check_memory(), *doctor.check_disk()]
     assert checks == [
-        (True, "Memory: 2.0 of 4.0 GiB free (the demo needs 2)"),
-        (True, "Disk: 1.0 GiB free (the demo needs 1, Stable Diffusion 10)"),
+        Check(True, "Memory: 2.0 of 4.0 GiB free (the demo needs 2)"),
+        Check(True, "Disk: 1.0 GiB free (the demo needs 1, Stable Diffusion 10)"),
     ]
     memory.available -= 1
     disk.free -= 1
@@ -142,7 +143,7 @@ def test_checkpoint_present_truncated_and_missing(monkeypatch, tmp_path):
     file = tmp_path / "unet" / "weights.safetensors"
     file.parent.mkdir()
     save_file({"weight": torch.zeros(250_000)}, file)  # 1 MB of float32 and a short header
-    assert list(doctor.check_checkpoint()) == [(True, "tiny-sd: 1 weight files, 1.0 MB")]
+    assert list(doctor.check_checkpoint()) == [Check(True, "tiny-sd: 1 weight files, 1.0 MB")]
 
     file.write_bytes(file.read_bytes()[:-1])
     [check] = doctor.check_checkpoint()
@@ -151,13 +152,14 @@ def test_checkpoint_present_truncated_and_missing(monkeypatch, tmp_path):
 
 
 def test_hub_lines(hub, monkeypatch):
-    assert list(doctor.check_hub()) == [(True, f"Model hub: {constants.ENDPOINT} answers")]
+    assert list(doctor.check_hub()) == [Check(True, f"Model hub: {constants.ENDPOINT} answers")]
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     [check] = doctor.check_hub()
-    assert check == (True, f"Model hub: {constants.ENDPOINT} is not reached; lesson 13 needs it, on a GPU")
+    needs = "presets of Stable Diffusion, rewards with a model such as CLIP, and lesson 13 on a GPU need it"
+    assert str(check) == f"[NOTE] Model hub: {constants.ENDPOINT} is not reached; {needs}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     [check] = doctor.check_hub()
-    assert check == (True, "Model hub: switched off by HF_HUB_OFFLINE")
+    assert str(check) == f"[NOTE] Model hub: switched off by HF_HUB_OFFLINE; {needs}"
 
 
 def test_main_prints_one_line_per_finding_and_fails_if_one_does(monkeypatch, capsys):
@@ -165,6 +167,11 @@ def test_main_prints_one_line_per_finding_and_fails_if_one_does(monkeypatch, cap
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine]),))
     assert doctor.run() == 0
     assert capsys.readouterr().out == "[OK]   fine\n\n1 of 1 checks passed\n"
+    note = doctor.Check(True, "some need this", is_note=True)
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine, note]),))
+    assert doctor.run() == 0
+    text = "[OK]   fine\n[NOTE] some need this\n\n1 of 2 checks passed, 1 with a note\n"
+    assert capsys.readouterr().out == text
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([bad]), lambda: iter([fine])))
     assert doctor.run() == 1
     *lines, nothing, verdict = capsys.readouterr().out.splitlines()
