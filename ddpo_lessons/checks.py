@@ -165,15 +165,15 @@ def _of_saving(
         drawn = Finding(drawn.check, True, SKIPPED, checked=False)
     elif watched.is_flat:
         drawn = skip_if_failed(drawn)
-    found = [
-        drawn,
-        judged(
-            "the saved weights give the trained model's images",
-            moved == 0 or error <= 0.25 * moved + 1e-6,
-            f"loaded by plain diffusers, {error:.1e} away" if moved else "not seen, for nothing changed",
-            "an empty file, other names of weights, or another scale of the adapter?",
-        ),
-    ]
+    saved = judged(
+        "the saved weights give the trained model's images",
+        error <= 0.25 * moved + 1e-6,
+        f"loaded by plain diffusers, {error:.1e} away",
+        "an empty file, other names of weights, or another scale of the adapter?",
+    )
+    if moved == 0:
+        saved = Finding(saved.check, True, "not seen, because training changed no image", checked=False)
+    found = [drawn, saved]
     if still_bare is not None:
         away = _distance(still_bare, bare)
         says = f"without it images are {away:.1e} from those before training"
