@@ -2,6 +2,7 @@ import contextlib
 import errno
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -64,8 +65,13 @@ def test_a_damaged_file_is_one_error_with_its_name_and_the_remedy(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path) / name
     path.write_bytes(damage(path.read_bytes()))
-    message = rf"^checkpoint .*000002 is damaged: {name} cannot be read \(.+\); resume from an earlier one$"
-    with pytest.raises(ValueError, match=message):
+    message = rf"^checkpoint .*000002 is damaged: {name} cannot be read \(.+\); {{}}$"
+    with pytest.raises(ValueError, match=message.format("there is none before it, so start again .*")):
+        checkpoint.read(path.parent)
+    earlier = tmp_path / checkpoint.name_of(1)
+    shutil.copytree(path.parent, earlier)
+    remedy = f"resume from the one before it, with resume_from={str(earlier)!r} (--resume-from)"
+    with pytest.raises(ValueError, match=message.format(re.escape(remedy))):
         checkpoint.read(path.parent)
     assert not (tmp_path / "unpickled").exists()
 

@@ -167,7 +167,7 @@ def load_adapter(family: Family, config: DDPOConfig) -> None:
 
 
 def read_lora(pipeline: Any, folder: str | Path) -> None:
-    """Load the LoRA weights of a folder into a pipeline; raise a ValueError if they do not fit."""
+    """Load the LoRA weights of a folder; raise a ValueError if they do not fit, or cannot be read."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # diffusers prints, layer by layer, what it raises too
     try:
@@ -175,6 +175,11 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
         pipeline.load_lora_weights(folder, weight_name=LORA_FILE, adapter_name="default")
     except RuntimeError as error:
         raise ValueError(f"the LoRA weights of {folder} do not fit the model: {error!s:.200}") from error
+    except OSError as error:
+        raise ValueError(
+            f"the LoRA weights of {folder} cannot be read, because {LORA_FILE} is missing or damaged: train "
+            "with the same flags and --resume-from auto to write them again, or give other weights"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
     if "default" not in {name for names in pipeline.get_list_adapters().values() for name in names}:

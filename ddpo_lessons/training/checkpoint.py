@@ -138,9 +138,18 @@ def _read_file(path: Path, parse: Callable[[bytes], T]) -> T:
     except (OSError, ValueError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({reason}); resume from an "
-            "earlier one"
+            f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({reason}); "
+            f"{_instead_of(path.parent)}"
         ) from error
+
+
+def _instead_of(folder: Path) -> str:
+    """Return how to continue without a damaged checkpoint."""
+    found = list_checkpoints(folder.parent)
+    earlier = found[: found.index(folder)] if folder in found else []
+    if earlier:
+        return f"resume from the one before it, with resume_from={str(earlier[-1])!r} (--resume-from)"
+    return "there is none before it, so start again with overwrite=True (--overwrite)"
 
 
 def prune(run_dir: Path, limit: int) -> None:
