@@ -55,16 +55,12 @@ def settle(arguments: Train) -> DDPOConfig:
     config = arguments.make_config()
     _check_apart(arguments, config.run_dir)
     try:
-        source = claim(
-            replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config
-        )
+        claim(replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config)
     except ValueError as error:
         message = str(error)
         for field, flag in IN_FLAGS.items():
             message = message.replace(field, flag)
         raise ValueError(message) from error
-    if source is not None:
-        say(f"continuing {source}")
     if not arguments.chosen.config:
         plan = config.epoch_plan(1, world_size())
         say(
