@@ -40,6 +40,7 @@ from ddpo_lessons.lessons import demo
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import PROMPTS
 from ddpo_lessons.rollout import sample_seed
+from ddpo_lessons.training import first_epoch
 from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.worlds import load_tiny_sd, load_tiny_sd3
 
@@ -285,7 +286,9 @@ def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
     flags = (*flags, "--sample-group-size", "2")
     run_command("train", *flags)
     run_command("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
-    assert f"continuing {Path('run', 'checkpoint-000001')}\n" in capsys.readouterr().out
+    assert (
+        f"continuing {Path('run', 'checkpoint-000001')} with changes: num_epochs" in capsys.readouterr().out
+    )
     assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2]
     recorded = config_of(here / "run")["run"]
     assert recorded["model"] == "tiny-sd3"
@@ -654,6 +657,28 @@ def test_a_reward_that_misses_an_image_is_told_where_it_comes_from(key, remedy, 
 
 def test_the_learning_rate_has_a_short_name():
     assert cli.parse(["train", "--lr", "1e-4"]).settings == {"train_learning_rate": 1e-4}
+
+
+def test_a_finding_that_failed_is_printed_once(here, model, capsys, recwarn, monkeypatch):
+    broken = first_epoch.Finding("a check", False, "it failed")
+    monkeypatch.setattr(first_epoch.FirstEpoch, "findings", lambda *_: [broken])
+    run_command("train", *TINY, "--model", model, "--prompt", "")
+    said = capsys.readouterr()
+    assert (said.out.count("FAIL  a check: it failed"), said.err.count("FAIL")) == (1, 0)
+    assert [warning for warning in recwarn if "looks broken" in str(warning.message)] == []
+
+
+def test_damaged_lora_weights_are_one_error_with_its_remedy(here, model, capsys):
+    run_command("train", *TINY, "--model", model, "--prompt", "")
+    path = here / "run" / "lora" / LORA_FILE
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], b""):
+        path.write_bytes(damaged)
+        run_command("sample", "--run", "run", status=2)
+        text = f"error: the LoRA weights of {Path('run', 'lora')} cannot be read, because {LORA_FILE} is"
+        assert capsys.readouterr().err.splitlines()[-1].startswith(text)
+    run_command("train", *TINY, "--model", model, "--prompt", "", "--resume-from", "auto")  # the remedy
+    assert path.read_bytes() == whole
 
 
 def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypatch):

