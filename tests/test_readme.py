@@ -44,7 +44,9 @@ COMMANDS = [
 REWARD, TRAIN = blocks("python")
 OWN_IMAGES = (ROOT / "docs" / "howto" / "own-images.md").read_text("utf-8")
 USE, MODEL = blocks("python", OWN_IMAGES.partition("## Load the LoRA in plain diffusers")[2])
-USE = USE.replace('Path("try"), "", "photos/a.jpg"', 'Path("again"), "warm light", "photos/flower.jpg"')
+OF_README = 'Path("warm-run")', '"photos/flower.jpg"'
+USE_COMMANDS = USE.replace('Path("try"), "photos/a.jpg"', ", ".join(OF_README))
+USE = USE_COMMANDS.replace("warm-run", "again")
 
 
 def settings_of(config: DDPOConfig, strength: float | None) -> dict[str, Any]:
@@ -118,6 +120,11 @@ def test_the_commands_are_the_example(capsys):
     run(TRAIN.replace('"num_epochs": 20', '"num_epochs": 1'))
     assert records_of(Path(train[-1])) == records_of(Path("again"))
     assert main(sample[1:]) == 0
+    assert " and ".join(f"`{part}`" for part in OF_README) in " ".join(OWN_IMAGES.split())
+    used = run(USE_COMMANDS)
+    config, record = read_run(Path("warm-run"))
+    assert (used["prompt"], record["noise_strength"]) == ("warm light", 0.5)
+    assert used["settings"] == settings_of(config, 0.5)
     assert Path("edited/grid.png").is_file()
     on_gpu = parse([*train[1:], "--preset", "edit"])
     assert isinstance(on_gpu, Train)
