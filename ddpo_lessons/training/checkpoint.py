@@ -148,8 +148,9 @@ def _instead_of(folder: Path) -> str:
     found = list_checkpoints(folder.parent)
     earlier = found[: found.index(folder)] if folder in found else []
     if earlier:
-        return f"resume from the one before it, with resume_from={str(earlier[-1])!r} (--resume-from)"
-    return "there is none before it, so start again with overwrite=True (--overwrite)"
+        place = f"resume_from={str(earlier[-1])!r} (on the command line as --resume-from)"
+        return f"resume from the one before it, with {place}"
+    return "there is none before it: start again with overwrite=True (on the command line as --overwrite)"
 
 
 def prune(run_dir: Path, limit: int) -> None:
