@@ -19,7 +19,7 @@ from torch import nn
 
 from benchmarks.common import Row, parse, product, redness, run_all, trainer_of
 from ddpo_lessons.advantages import gae, masked_whiten
-from ddpo_lessons.algorithms.algorithm import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Samples
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
@@ -71,9 +71,6 @@ class PerStep(DDPO):
         advantages = self.spread(samples)
         self.sizes = advantages.square().mean(0).sqrt()
         return super().steps(replace(samples, advantages=advantages), learner)
-
-    def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
-        return samples.advantages[pairs["rows"], pairs["columns"]]
 
 
 class WeightedDDPO(PerStep):
