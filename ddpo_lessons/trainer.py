@@ -318,10 +318,11 @@ class Trainer:
     def rehearse(self, function: Callable[[], T]) -> T:
         """Call a function that runs the next epoch or a part of it, and undo its changes.
 
-        Weights, optimizer, averages, the scaler, the prompt function, the global random state and the run's
-        folder are as before, so training continues as if nothing had been called. During the call nothing is
-        written and no hook is called. Two changes stay: smaller micro batches after a lack of memory, and
-        the state of a reward function that counts its calls. Every process must call it.
+        Weights, optimizer, averages, the scaler, the prompt function, the global random state, the trainer's
+        attributes and the run's folder are as before, so training continues as if nothing had been called.
+        During the call nothing is written and no hook is called. Two changes stay: smaller micro batches
+        after a lack of memory, and the state of a reward function that counts its calls. Every process must
+        call it.
         """
         while True:
             try:
@@ -375,7 +376,7 @@ class Trainer:
             times.append(time.perf_counter())
             # 5. The algorithm shuffles (sample, timestep) pairs. 6. Their loss, and an optimizer step.
             samples = self._samples(epoch, contexts, trajectory, advantages)
-            steps = check_steps(self.algorithm.steps(samples, self.learner))
+            steps = check_steps(self.algorithm.steps(samples, self.learner), advantages)
             with (
                 progress_bar(self.accelerator, "training", self.plan.optimizer_steps, leave=False) as bar,
                 sized(self.config, "train_micro_batch_size", lambda: self.learner.micro_batch_size),

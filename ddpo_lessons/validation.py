@@ -52,7 +52,7 @@ def with_error(scores: torch.Tensor) -> str:
     Both have as many decimals as give the error two digits, but at most four.
     """
     error = scores.double().std().item() / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
-    decimals = min(4, max(0, 1 - math.floor(math.log10(error)))) if error > 0 else 1
+    decimals = min(4, max(0, 1 - math.floor(math.log10(error)))) if error > 0 else 3
     return f"{scores.double().mean().item():.{decimals}f} ± {error:.{decimals}f}"
 
 

@@ -66,11 +66,11 @@ def test_a_damaged_file_is_one_error_with_its_name_and_the_remedy(tmp_path, monk
     path = write(tmp_path) / name
     path.write_bytes(damage(path.read_bytes()))
     message = rf"^checkpoint .*000002 is damaged: {name} cannot be read \(.+\); {{}}$"
-    with pytest.raises(ValueError, match=message.format("there is none before it: start again .*")):
+    with pytest.raises(ValueError, match=message.format("there is no other: start again .*")):
         checkpoint.read(path.parent)
     earlier = tmp_path / checkpoint.name_of(1)
     shutil.copytree(path.parent, earlier)
-    remedy = f"resume from the one before it, with resume_from={str(earlier)!r} "
+    remedy = f"resume from another, with resume_from={str(earlier)!r} "
     remedy += "(on the command line as --resume-from)"
     with pytest.raises(ValueError, match=message.format(re.escape(remedy))):
         checkpoint.read(path.parent)

@@ -155,7 +155,7 @@ def test_hub_lines(hub, monkeypatch):
     assert list(doctor.check_hub()) == [Check(True, f"Model hub: {constants.ENDPOINT} answers")]
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     [check] = doctor.check_hub()
-    needs = "presets of Stable Diffusion, rewards with a model such as CLIP, and lesson 13 on a GPU need it"
+    needs = "presets of Stable Diffusion, rewards such as CLIP, and lesson 13 on a GPU download from it"
     assert str(check) == f"[NOTE] Model hub: {constants.ENDPOINT} is not reached; {needs}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     [check] = doctor.check_hub()

@@ -99,7 +99,7 @@ def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path
         "reward", "reward term: clip", "largest |ratio − 1| (dashed: first step)", "clip fraction",
     ]  # fmt: skip
     assert legend(drawn) == ["run (epoch 2)"]
-    assert legend(drawn, 1) == ["mean", "25% to 75% quantile", "5% to 95% quantile (cut off)", "validation"]
+    assert legend(drawn, 1) == ["mean", "25% to 75% quantile", "5% to 95% quantile", "validation"]
     assert notes(drawn) == ""
 
 
@@ -115,7 +115,7 @@ def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
         named[count] = legend(drawn, 1)
     middle, wide = ("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})
     assert heights == {1: [middle, wide], 2: [middle, middle], 3: []}
-    quantiles = ["25% to 75% quantile", "5% to 95% quantile (cut off)"]
+    quantiles = ["25% to 75% quantile", "5% to 95% quantile"]
     assert named == {1: ["mean", *quantiles], 2: quantiles[:1], 3: []}
 
 
@@ -236,9 +236,19 @@ def test_runs_of_different_rewards_have_a_panel_of_the_reward_each(tmp_path):
     assert titles(plot_run(a, d))[:1] == ["mean reward"]
     write_records(d, epoch=[{**EPOCHS[0], "reward/other": 1.0}])
     assert titles(plot_run(a, d))[:2] == ["mean reward of a", "mean reward of d"]
-    (d / "config.json").write_text("damaged")
-    write_records(d, epoch=EPOCHS)
-    assert titles(plot_run(a, d))[:1] == ["mean reward"]
+    for text in ("damaged", "{}", "[]"):
+        (d / "config.json").write_text(text)
+        write_records(d, epoch=EPOCHS)
+        assert titles(plot_run(a, d))[:1] == ["mean reward"]
+
+
+def test_a_run_without_an_epoch_and_the_order_of_a_sum_do_not_split_the_rewards(tmp_path):
+    a, b = (write_records(tmp_path / name, epoch=EPOCHS) for name in "ab")
+    write_config(a, reward={"warm": 1.0, "clip": 2.0})
+    write_config(b, reward={"clip": 2.0, "warm": 1.0})
+    assert titles(plot_run(a, b))[:1] == ["mean reward"]
+    write_records(b, epoch=[])
+    assert titles(plot_run(a, b))[:1] == ["mean reward"]
 
 
 def test_titles_say_which_direction_of_a_term_is_better_if_its_weight_is_known(tmp_path):

@@ -447,6 +447,13 @@ def test_an_algorithm_that_returns_something_else_is_refused_by_name(tmp_path, m
         Trainer(*parts, algorithm=Returns(method, change)).step(0)
 
 
+def test_an_epoch_without_a_signal_may_have_no_step(tmp_path):
+    """As of an algorithm that leaves out samples with an advantage of 0."""
+    parts = make_config(tmp_path), lambda images, *_: torch.ones(len(images)), red_three, make_pipeline()
+    with pytest.warns(UserWarning, match="all .* rewards are 1"):
+        Trainer(*parts, algorithm=Returns("steps", lambda _: ())).step(0)
+
+
 class Counts(DDPO):
     """Sets its state after `begin` of its base class."""
 

@@ -1,5 +1,6 @@
 import errno
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,16 @@ def test_files_of_the_user_are_refused_where_a_run_would_change_them(resume_from
     with pytest.raises(ValueError, match=r"holds no run, but config\.json, .*: choose another output_dir"):
         make_trainer(tmp_path, resume_from=resume_from)
     make_trainer(tmp_path, overwrite=True)
+
+
+def test_a_run_without_its_records_goes_on_in_its_folder(tmp_path):
+    """As lesson 13 says after a disconnect: move damaged records away, and run again."""
+    run(tmp_path, save_freq=5)
+    (tmp_path / METRICS).unlink()
+    shutil.rmtree(tmp_path / "checkpoint-000001")
+    assert (tmp_path / "config.json").is_file()
+    run(tmp_path, resume_from="auto")
+    assert len(read_metrics(tmp_path, "epoch")) == 1
 
 
 def test_records_hold_the_distribution_of_rewards(tmp_path):

@@ -209,19 +209,18 @@ def check_state(state: Any) -> None:
         raise TypeError(remedy)
 
 
-def check_steps(steps: Any) -> Iterator[tuple[Loss, list[Pairs]]]:
+def check_steps(steps: Any, advantages: torch.Tensor) -> Iterator[tuple[Loss, list[Pairs]]]:
     """Return an algorithm's optimizer steps as an iterator, which checks each one when it is yielded.
 
     Raises a TypeError if they are no iterator of pairs of a loss and groups, and a ValueError if there is no
-    step, no group or no pair.
+    group or no pair, or if no step is yielded although some advantage is not 0.
     """
     if not isinstance(steps, Iterable):
         raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not return {steps!r:.60}")
-    return _checked(steps)
+    return _checked(steps, bool(advantages.any()))
 
 
-def _checked(steps: Iterable[Any]) -> Iterator[tuple[Loss, list[Pairs]]]:
-    has_yielded = False
+def _checked(steps: Iterable[Any], is_required: bool) -> Iterator[tuple[Loss, list[Pairs]]]:
     for step in steps:
         if not (isinstance(step, tuple) and len(step) == 2):
             raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not {step!r:.60}")
@@ -236,9 +235,9 @@ def _checked(steps: Iterable[Any]) -> Iterator[tuple[Loss, list[Pairs]]]:
                 f"steps() of the algorithm yielded the groups {groups!r:.60}: yield a list of one or more "
                 "dicts with numbers of samples, 'rows', and of their actions, 'columns', as tensors (P,)"
             )
-        has_yielded = True
+        is_required = False
         yield loss, list(groups)
-    if not has_yielded:
+    if is_required:
         raise ValueError("steps() of the algorithm yielded nothing: yield one or more (loss, groups) pairs")
 
 

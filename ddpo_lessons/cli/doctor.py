@@ -133,7 +133,7 @@ def check_hub() -> Iterator[Check]:
         return
     is_off = constants.HF_HUB_OFFLINE
     state = "switched off by HF_HUB_OFFLINE" if is_off else f"{constants.ENDPOINT} is not reached"
-    needs = "presets of Stable Diffusion, rewards with a model such as CLIP, and lesson 13 on a GPU need it"
+    needs = "presets of Stable Diffusion, rewards such as CLIP, and lesson 13 on a GPU download from it"
     yield Check(True, f"Model hub: {state}; {needs}", is_note=True)
 
 

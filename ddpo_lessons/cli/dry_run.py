@@ -57,10 +57,7 @@ def settle(arguments: Train) -> DDPOConfig:
     try:
         claim(replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config)
     except ValueError as error:
-        message = str(error)
-        for field, flag in IN_FLAGS.items():
-            message = message.replace(field, flag)
-        raise ValueError(message) from error
+        raise ValueError(_in_flags(error)) from error
     if not arguments.chosen.config:
         plan = config.epoch_plan(1, world_size())
         say(
@@ -71,13 +68,22 @@ def settle(arguments: Train) -> DDPOConfig:
     return config
 
 
+def _in_flags(error: ValueError) -> str:
+    """Return a message of `claim` with flags in the place of settings."""
+    message = str(error)
+    for field, flag in IN_FLAGS.items():
+        message = message.replace(field, flag)
+    return message
+
+
 def _check_apart(arguments: Train, run_dir: Path) -> None:
     """Raise a ValueError if the run would write among the images that it reads, or read what it writes."""
     for name in ("images", "validation"):
         folder: Path | None = getattr(arguments, name)
         if folder is not None and folder.is_dir():
             read, written = folder.resolve(), run_dir.resolve()
-            if read in (written, *written.parents) or (written / GRIDS) in (read, *read.parents):
+            # Images are found in a folder and in its subfolders, but not below these.
+            if read in (written, written.parent, written / GRIDS):
                 raise ValueError(
                     f"--output-dir {run_dir} would write among the images of --{name} {folder}: choose "
                     "another --output-dir"
@@ -166,16 +172,11 @@ def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> It
         yield f"{name:{widths[0]}}  {epoch:>{widths[1]}}  {run:>{widths[2]}}"
     written = -(-config.num_epochs // config.save_freq)
     yield f"checkpoints: {written} written, {min(written, config.num_checkpoint_limit)} kept"
-    yield f"output folder: {config.run_dir}{_taken(config)}"
-
-
-def _taken(config: DDPOConfig) -> str:
-    """Return what `claim` would refuse without `overwrite`, in a few words."""
+    yield f"output folder: {config.run_dir}"
     try:
         claim(config)
-    except ValueError:
-        return ", which already holds a run: give another or --overwrite"
-    return ""
+    except ValueError as error:
+        yield f"but the run would end with an error: {_in_flags(error)}"
 
 
 def _family(model: str) -> type[Family] | None:

@@ -35,7 +35,9 @@ def run(arguments: Train) -> int:
     if held_out is not None:
         hooks.append(make_validation(arguments, trainer, held_out))
     trainer.image_samples_hook = Hooks(*hooks)
-    trainer.train()
+    with warnings.catch_warnings():  # the hook prints the findings of the first epoch
+        warnings.filterwarnings("ignore", message="the first epoch looks broken")
+        trainer.train()
     trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
     if is_main:
         _print_places(trainer)
@@ -100,8 +102,7 @@ def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | 
 
 
 def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
-    """Make the hook that prints the findings of the first epoch, in the place of warnings of failed ones."""
-    warnings.filterwarnings("ignore", message="the first epoch looks broken")
+    """Make the hook that prints the findings of the first epoch."""
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         if trainer.epochs_done == 1:

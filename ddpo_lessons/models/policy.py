@@ -177,9 +177,9 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
         raise ValueError(f"the LoRA weights of {folder} do not fit the model: {error!s:.200}") from error
     except OSError as error:
         raise ValueError(
-            f"the LoRA weights of {folder} cannot be read, because {LORA_FILE} is missing or damaged: "
-            "resume the run with resume_from='auto' (on the command line as --resume-from auto) to write "
-            "them again, or give other weights"
+            f"the LoRA weights of {folder} cannot be read; {LORA_FILE} may be missing or damaged "
+            f"({error!s:.200}). Give other weights, or for a run of the command line write them again with "
+            "its flags and --resume-from auto"
         ) from error
     finally:
         logging.set_verbosity(verbosity)

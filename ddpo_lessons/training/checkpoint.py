@@ -144,13 +144,13 @@ def _read_file(path: Path, parse: Callable[[bytes], T]) -> T:
 
 
 def _instead_of(folder: Path) -> str:
-    """Return how to continue without a damaged checkpoint."""
+    """Return how to continue without a damaged checkpoint: from the one before it, or else the newest."""
     found = list_checkpoints(folder.parent)
-    earlier = found[: found.index(folder)] if folder in found else []
-    if earlier:
-        place = f"resume_from={str(earlier[-1])!r} (on the command line as --resume-from)"
-        return f"resume from the one before it, with {place}"
-    return "there is none before it: start again with overwrite=True (on the command line as --overwrite)"
+    others = [other for other in found if other != folder]
+    if others:
+        best = found[found.index(folder) - 1] if folder in found[1:] else others[-1]
+        return f"resume from another, with resume_from={str(best)!r} (on the command line as --resume-from)"
+    return "there is no other: start again with overwrite=True (on the command line as --overwrite)"
 
 
 def prune(run_dir: Path, limit: int) -> None:

@@ -58,7 +58,7 @@ WIDE = ("reward_q05", "reward_q95")  # its band does not set the scale, of which
 GRAY = "#5f636b"  # of the line below the panels
 BANDS = {  # and their opacity
     ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
-    WIDE: ("5% to 95% quantile (cut off)", 0.16),
+    WIDE: ("5% to 95% quantile", 0.16),
 }
 
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
@@ -198,10 +198,13 @@ def _groups(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> list[
     """Return the numbers of the runs that have the same reward, as far as their folders tell."""
     field = next((name for name in REWARDS if all(name in record for record in records)), "")
     groups: dict[str, list[int]] = {}
+    empty = [number for number, run in enumerate(runs) if REWARD not in run]  # in any panel
     for number, (record, run) in enumerate(zip(records, runs, strict=True)):
-        terms = [key for key in _keys([run], TERM) if key != EVALUATOR]
-        groups.setdefault(json.dumps([record.get(field), sorted(terms)]), []).append(number)
-    return list(groups.values())
+        if number not in empty:
+            terms = sorted(key for key in _keys([run], TERM) if key != EVALUATOR)
+            groups.setdefault(json.dumps([record.get(field), terms], sort_keys=True), []).append(number)
+    first, *rest = groups.values() if groups else [list[int]()]
+    return [sorted([*first, *empty]), *rest]
 
 
 def _better(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> dict[str, str]:
@@ -220,7 +223,7 @@ def _better(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> dict[
 
 def _record(folder: Path) -> dict[str, Any]:
     """Return what config.json says of the run; nothing if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8"))[RUN])
     return {}
 

@@ -57,6 +57,13 @@ def hold(run_dir: Path) -> Iterator[None]:
         lock.release()
 
 
+def _is_of_a_run(path: Path) -> bool:
+    """Return whether a config.json was written by a run, whose records may be gone."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return RUN in json.loads(path.read_text(encoding="utf-8"))
+    return False
+
+
 def claim(config: DDPOConfig) -> Path | None:
     """Check that a run may use its folder; return the checkpoint to resume from, if any.
 
@@ -68,12 +75,13 @@ def claim(config: DDPOConfig) -> Path | None:
     if run_dir.exists() and not run_dir.is_dir():
         raise ValueError(f"output_dir={str(run_dir)!r} is a file: choose another output_dir")
     checkpoints = checkpoint.list_checkpoints(run_dir)
-    is_run = bool(checkpoints) or (run_dir / METRICS).is_file()
+    is_run = bool(checkpoints) or (run_dir / METRICS).is_file() or _is_of_a_run(run_dir / CONFIG)
     if others := [
         name for name in OTHERS if not is_run and not config.overwrite and (run_dir / name).exists()
     ]:
         raise ValueError(
-            f"{run_dir} holds no run, but {others[0]}, which a run would change: choose another output_dir"
+            f"{run_dir} holds no run, but {others[0]}, which a run would change: choose another output_dir, "
+            "or set overwrite=True"
         )
     if config.resume_from == "auto":
         if not checkpoints:
