@@ -388,7 +388,13 @@ class Trainer:
             times.append(time.perf_counter())
             # 7. Record the results.
             self.state.epochs_done, self._training_ended = epoch + 1, times[-1]
-            metrics = self._metrics(rewards, batches, advantages) | _seconds(times, reward_seconds)
+            other, sampling, training = (end - start for start, end in itertools.pairwise(times))
+            metrics = self._metrics(rewards, batches, advantages) | {
+                "seconds_sampling": sampling - reward_seconds,
+                "seconds_reward": reward_seconds,
+                "seconds_training": training,
+                "seconds_other": other,
+            }
             self._report_first(first, rewards)
             self._report(epoch, metrics, batches, contexts)
         if not self.is_rehearsing:
@@ -609,17 +615,6 @@ class Trainer:
         """Save the trained weights for plain diffusers, see `save_policy`; every process must call it."""
         with self.learner.averaged_policy():
             save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)
-
-
-def _seconds(times: Sequence[float], scoring: float) -> dict[str, float]:
-    """Return what an epoch's parts took; the times are the previous training's end and the ends of parts."""
-    other, sampling, training = (end - start for start, end in itertools.pairwise(times))
-    return {
-        "seconds_sampling": sampling - scoring,
-        "seconds_reward": scoring,
-        "seconds_training": training,
-        "seconds_other": other,
-    }
 
 
 class DDPOTrainer(Trainer):

@@ -74,7 +74,6 @@ def test_a_complete_run_has_nothing_to_do(tmp_path, capsys):
     capsys.readouterr()
     train(tmp_path, num_epochs=2)
     assert capsys.readouterr().out == (
-        f"continuing {tmp_path / 'checkpoint-000002'}\n"
         "nothing to do: the run has 2 epochs, and 2 are asked for; raise num_epochs to train further\n"
     )
     assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -230,7 +230,9 @@ def test_another_reward_prompt_or_folder_is_told_in_one_line(here, model, capsys
     assert "noise_strength: 0.7 there, 1.0 here" in capsys.readouterr().err
     again = (*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", "jpeg_compressibility")
     run_command(*again, "--images", "other", "--prompt", "a fox")
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("continuing"))
+    printed = capsys.readouterr().out.splitlines()
+    assert "continuing after epoch 1 of 2" in printed
+    (line,) = (line for line in printed if line.startswith("continuing run"))
     for change in (
         "num_epochs 1 → 2", "reward colorfulness → jpeg_compressibility", "'files': 2,",
         "prompts {'prompt': ''} → {'prompt': 'a fox'}",

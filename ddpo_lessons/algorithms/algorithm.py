@@ -210,17 +210,14 @@ def check_state(state: Any) -> None:
 
 
 def check_steps(steps: Any, advantages: torch.Tensor) -> Iterator[tuple[Loss, list[Pairs]]]:
-    """Return an algorithm's optimizer steps as an iterator, which checks each one when it is yielded.
+    """Yield an algorithm's optimizer steps, and check each one before.
 
     Raises a TypeError if they are no iterator of pairs of a loss and groups, and a ValueError if there is no
     group or no pair, or if no step is yielded although some advantage is not 0.
     """
     if not isinstance(steps, Iterable):
         raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not return {steps!r:.60}")
-    return _checked(steps, bool(advantages.any()))
-
-
-def _checked(steps: Iterable[Any], is_required: bool) -> Iterator[tuple[Loss, list[Pairs]]]:
+    is_required = bool(advantages.any())
     for step in steps:
         if not (isinstance(step, tuple) and len(step) == 2):
             raise TypeError(f"steps() of the algorithm must yield (loss, groups) pairs, not {step!r:.60}")

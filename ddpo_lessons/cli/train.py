@@ -31,6 +31,8 @@ def run(arguments: Train) -> int:
     is_main = trainer.accelerator.is_main_process
     if is_main and images is not None:
         print(summary(images))
+    if is_main and 0 < trainer.epochs_done < trainer.config.num_epochs:
+        print(f"continuing after epoch {trainer.epochs_done} of {trainer.config.num_epochs}")
     hooks: list[ImageSamplesHook] = [_first_epoch_hook(trainer)]
     if held_out is not None:
         hooks.append(make_validation(arguments, trainer, held_out))

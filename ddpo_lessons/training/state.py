@@ -119,7 +119,7 @@ def read_checkpoint(
 ) -> Snapshot:
     """Read the checkpoint of a resumed run; return its tensors and values.
 
-    The main process prints its folder, and which settings differ from the interrupted run. Raises a
+    The main process prints which settings differ from the interrupted run. Raises a
     ValueError if the checkpoint is damaged or belongs to another run.
     """
     tensors, values = checkpoint.read(folder)
@@ -128,6 +128,6 @@ def read_checkpoint(
     there, here = (Path(known.get("model", "")).name or None for known in (saved, record))
     checkpoint.check_identity(folder, {**values["identity"], "model": there}, {**identity, "model": here})
     news = changes({**values["config"], **saved}, {**config.to_dict(), **record})
-    if is_main:
-        tqdm.write(f"continuing {folder}{' with changes: ' if news else ''}{'; '.join(news)}")
+    if news and is_main:
+        tqdm.write(f"continuing {folder} with changes: {'; '.join(news)}")
     return Snapshot(tensors, values)
