@@ -49,11 +49,14 @@ class Measured:
 def with_error(scores: torch.Tensor) -> str:
     """Return the mean of scores (N,) and its standard error (N - 1 degrees of freedom) as text.
 
-    Both have as many decimals as give the error two digits, but at most four.
+    Both have as many decimals as give the error two digits, but at most four; three digits without an error.
     """
     error = scores.double().std().item() / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
-    decimals = min(4, max(0, 1 - math.floor(math.log10(error)))) if error > 0 else 3
-    return f"{scores.double().mean().item():.{decimals}f} ± {error:.{decimals}f}"
+    mean = scores.double().mean().item()
+    if not error > 0:  # 0 or NaN
+        return f"{mean:.3g} ± {error:g}"
+    decimals = min(4, max(0, 1 - math.floor(math.log10(error))))
+    return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
 
 
 class Validation:

@@ -99,7 +99,8 @@ def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path
         "reward", "reward term: clip", "largest |ratio − 1| (dashed: first step)", "clip fraction",
     ]  # fmt: skip
     assert legend(drawn) == ["run (epoch 2)"]
-    assert legend(drawn, 1) == ["mean", "25% to 75% quantile", "5% to 95% quantile", "validation"]
+    bands = ["25% to 75% quantile", "5% to 95% quantile (may be cut off)"]
+    assert legend(drawn, 1) == ["mean", *bands, "validation"]
     assert notes(drawn) == ""
 
 
@@ -115,7 +116,7 @@ def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
         named[count] = legend(drawn, 1)
     middle, wide = ("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})
     assert heights == {1: [middle, wide], 2: [middle, middle], 3: []}
-    quantiles = ["25% to 75% quantile", "5% to 95% quantile"]
+    quantiles = ["25% to 75% quantile", "5% to 95% quantile (may be cut off)"]
     assert named == {1: ["mean", *quantiles], 2: quantiles[:1], 3: []}
 
 

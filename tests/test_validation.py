@@ -137,7 +137,7 @@ def test_means_with_standard_errors_by_hand():
     assert str(worse).index("evaluator") == str(found).index("evaluator")
     assert len(str(worse)) == len(str(found)) <= 88
     assert with_error(torch.tensor([0.1234])) == "0.123 ± nan"
-    assert with_error(torch.tensor([0.0123, 0.0123])) == "0.012 ± 0.000"
+    assert with_error(torch.tensor([0.0123, 0.0123])) == "0.0123 ± 0"
     assert with_error(100 * scores) == "300 ± 108"
 
 

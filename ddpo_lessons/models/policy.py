@@ -178,8 +178,8 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
     except OSError as error:
         raise ValueError(
             f"the LoRA weights of {folder} cannot be read; {LORA_FILE} may be missing or damaged "
-            f"({error!s:.200}). Give other weights, or for a run of the command line write them again with "
-            "its flags and --resume-from auto"
+            f"({error!s:.200}). Give other weights, or resume the run to write its own again "
+            "(on the command line as --resume-from auto)"
         ) from error
     finally:
         logging.set_verbosity(verbosity)

@@ -58,7 +58,7 @@ WIDE = ("reward_q05", "reward_q95")  # its band does not set the scale, of which
 GRAY = "#5f636b"  # of the line below the panels
 BANDS = {  # and their opacity
     ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
-    WIDE: ("5% to 95% quantile", 0.16),
+    WIDE: ("5% to 95% quantile (may be cut off)", 0.16),
 }
 
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
