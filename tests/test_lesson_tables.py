@@ -82,11 +82,11 @@ def test_lesson_04_holds_what_clipping_csv_says(monkeypatch):
     (ahead,) = (lead for lead in once if lead > 0)
     behind = [-lead for lead in once if lead < 0]
     assert len(behind) == 5
-    assert f"one seed, by {ahead:.0f} points, and trails with the other five by {between(behind, 1)}." in text
+    assert f"| 0.5, 1 (at 2e-4) | 6 of 8 | 1, by {ahead:.0f} | 5, by {between(behind, 1)} |" in text
     *near, some, many = sorted(leads_of("0.0002", "1", "01234567", 0.3))
     assert len(near) == 6
     assert max(map(abs, near)) < 5
-    assert f"leads in these two pairs, by {some:.0f} and {many:.0f} points" in text
+    assert f"the clipped run leads by {some:.0f} and {many:.0f} points" in text
     low = {redness: [lead for rate in rates for lead in leads_of(rate, "4", "34567", redness)]
            for redness in (0.4, 0.45)}  # fmt: skip
     assert [len(each) for each in low.values()] == [13, 13]
