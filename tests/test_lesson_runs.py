@@ -272,4 +272,4 @@ def test_lesson_07_holds_how_far_branching_leads():
     assert (len(both), len(trials)) == (46, 51)
     leads = [100 * (float(ends[*key, "branching"]["all"]) - float(ends[*key, "ddpo"]["all"])) for key in both]
     assert f"branching ends only {mean(leads):.1f} points higher on average" in text
-    assert f"with a standard error of {error_of(leads):.1f}. Moreover" in text
+    assert f"on average, with a standard error of {error_of(leads):.1f}. (Also" in text
