@@ -110,7 +110,9 @@ def test_lesson_05_holds_what_bridge_csv_says(monkeypatch):
         for variant, found in leads.items()
     }
     assert won == {"falling": [8, 8, 4, 5], "value": [8, 8, 2, 0], "rising": [0, 0, 0, 0]}
-    assert between(leads["falling"]["0.0008"], 2) == "0.01 to 0.03"
+    for variant, name in {"falling": "falling", "value": "value network"}.items():
+        counts = zip(won[variant], leads[variant].values(), strict=True)
+        assert f"| {name} leads in | {' | '.join(f'{n} of {len(each)}' for n, each in counts)} |" in text
 
 
 def test_lesson_07_holds_what_bridge_csv_says():
