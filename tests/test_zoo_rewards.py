@@ -9,7 +9,7 @@ from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.folders import ImagePrompts, find_images, open_image
 from ddpo_lessons.image import to_tensor
 from ddpo_lessons.named_prompts import hidden_animals, zoo_prompts
-from ddpo_lessons.rewards import animal_alignment, animal_margin, check_order
+from ddpo_lessons.rewards import AveragedOverViews, animal_alignment, animal_margin, check_order
 from ddpo_lessons.worlds import animals
 from ddpo_lessons.worlds.judges import named
 
@@ -23,6 +23,13 @@ class Says(torch.nn.Module):
 
 E2 = 7.38905609893065  # e²
 CAT, NOTO = torch.tensor(E2 / (E2 + 44)).log().item(), torch.tensor(E2 / (E2 + 2)).log().item()
+
+
+class ReadsCorners(torch.nn.Module):
+    """Has the upper left and the upper right pixel as the logits of two classes."""
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.stack([images[:, 0, 0, 0], images[:, 0, 0, -1]], dim=1),)
 
 
 def green(count: int) -> torch.Tensor:
@@ -228,3 +235,29 @@ def test_pictures_lie_in_folders_and_the_margin_orders_them(tmp_path):
     held_out = ImagePrompts(images, "an animal", 64, 0, ("foggy",), (4,)).every()
     found = check_order(animal_margin(images.classes), held_out)
     assert found["clean"] > found["damaged"] + 5
+
+
+def test_an_average_over_views_by_hand():
+    """On pixels 1 2 3 / 4 5 6: as it is 1, 3; mirrored 3, 1; shifted by one pixel to each corner."""
+    image = torch.arange(1.0, 7).view(1, 1, 2, 3)
+    averaged = AveragedOverViews(ReadsCorners(), pixels=1)
+    upper = [view[0].tolist() for view in averaged.views(image)[:, 0, 0]]
+    # Shifted down or up: rows 1 1 or 2; to the right or left: columns 1 1 2 or 2 3 3.
+    assert upper == [[1, 2, 3], [3, 2, 1], [1, 1, 2], [2, 3, 3], [4, 4, 5], [5, 6, 6]]
+    # The logits differ by 2, -2, 1, 1, 1, 1; log p = -log(1 + e^d) for the first class.
+    losses = [torch.tensor(float(d)).exp().add(1).log().item() for d in (2, -2, 1, 1, 1, 1)]
+    (logits,) = averaged(torch.cat([image, image + 7]))
+    assert logits[:, 0].tolist() == pytest.approx([-sum(losses) / 6] * 2, abs=1e-6)
+
+
+def test_views_keep_the_size_and_constant_images():
+    averaged = AveragedOverViews(animals.RewardModel.load().eval())
+    images = green(2)
+    assert torch.equal(averaged.views(images), images.expand(6, 2, 3, 64, 64))
+    for alone, together in zip(averaged.classifier(images), averaged(images), strict=True):
+        torch.testing.assert_close(together, alone.log_softmax(dim=1))
+
+
+def test_a_view_must_be_shifted():
+    with pytest.raises(ValueError, match="pixels=0: a view must be shifted by at least 1"):
+        AveragedOverViews(Says(), pixels=0)

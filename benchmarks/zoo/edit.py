@@ -18,17 +18,16 @@ from benchmarks.results.edit import best_of_grid
 from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.lessons.demo import (
-    BACKGROUND_WEIGHT,
-    POLICY,
+    FAST_POLICY,
     SETTINGS,
     TEST,
     UNTRAINED_BEST,
     VALIDATION,
     Evaluation,
     Img2Img,
+    make_reward,
 )
 from ddpo_lessons.named_prompts import hidden_animals
-from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 FOLDER = Path(__file__).parent
@@ -84,7 +83,7 @@ def by_program(edits: animals.Edits) -> torch.Tensor:
 
 def best_of(count: int, edits: animals.Edits) -> torch.Tensor:
     """Edit each image `count` times with the best untrained settings; keep the highest reward."""
-    pipeline, score = load_tiny_zoo(), animal_alignment(background_weight=BACKGROUND_WEIGHT)
+    pipeline, score = load_tiny_zoo(), make_reward()
     seeds = (1_000_000 + first * len(edits.prompts) for first in range(count))
     draws = [Evaluation(edits).images(pipeline, UNTRAINED_BEST, seed) for seed in seeds]
     return best_draws(draws, [score(images, edits.prompts, edits.metadata)[0] for images in draws])
@@ -95,7 +94,9 @@ def taught(seed: int) -> Any:
     pipeline = load_tiny_zoo()
     changes = {"sample_batch_size": PAIRS, "sample_num_batches_per_epoch": 1, "num_epochs": 1}
     changes |= {"train_batch_size": 32, "train_learning_rate": 1e-3, "seed": seed}
-    train_supervised(pipeline, hidden_animals(seed), POLICY.strength, DDPOConfig(**{**SETTINGS, **changes}))
+    changes |= {"sample_num_steps": FAST_POLICY.steps}
+    config = DDPOConfig(**{**SETTINGS, **changes})
+    train_supervised(pipeline, hidden_animals(seed), FAST_POLICY.strength, config)
     return pipeline
 
 
@@ -113,7 +114,7 @@ def compare(run: Row) -> list[Row]:
             case ["turned"]:
                 images = evaluation.images(load_tiny_zoo(), UNTRAINED_BEST)
             case _:  # as RL begins, or supervised
-                images = evaluation.images(pipeline or load_tiny_zoo(), POLICY)
+                images = evaluation.images(pipeline or load_tiny_zoo(), FAST_POLICY)
         rows.append({"animals": group, **evaluation.fractions(images)})
     return rows
 

@@ -36,6 +36,7 @@ from ddpo_lessons.rewards.reward import Registered as Registered
 from ddpo_lessons.rewards.reward import RewardFunction as RewardFunction
 from ddpo_lessons.rewards.reward import Rewards as Rewards
 from ddpo_lessons.rewards.reward import register as register
+from ddpo_lessons.rewards.views import AveragedOverViews as AveragedOverViews
 from ddpo_lessons.words import similar
 
 
