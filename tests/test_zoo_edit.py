@@ -105,7 +105,7 @@ def test_one_network_call_is_decoded_without_any_step():
     edits, pipeline = animals.draw_edits(2, demo.VALIDATION), load_tiny_zoo()
     calls, predict = [], pipeline.unet.forward
     pipeline.unet.forward = lambda *args, **kwargs: calls.append(1) or predict(*args, **kwargs)
-    images = zoo_demo.in_one_call(pipeline, edits)
+    images = zoo_demo.in_one_call(pipeline, edits, demo.FAST_POLICY)
     assert (len(calls), images.shape) == (1, (2, 3, 64, 64))
     assert 0.02 < (images - edits.images).abs().mean() < 0.25  # changed, and still the picture
 
