@@ -1,5 +1,6 @@
 """Write the measured tables into the pages from committed results: `python -m benchmarks.tables`."""
 
+import itertools
 import json
 import re
 import statistics
@@ -283,6 +284,21 @@ def guide_table() -> str:
     return table(["answer", "what it rests on"], "ll", rows)
 
 
+def views_table() -> str:
+    """Return what fewer steps and a reward of six views bring, on validation images: means of two seeds."""
+    rows = read("benchmarks/zoo/edit_views.csv")
+    ways = {"12": "five of 12, strength 0.45", "8": "three of 8, strength 0.4"}
+    lines = []
+    for views, (steps, name) in itertools.product(("1", "6"), ways.items()):
+        cells = []
+        for algorithm in ("branching", "ddpo"):
+            own = where(rows, algorithm=algorithm, steps=steps, views=views)
+            cells += [percent(mean(own, "all")), percent(mean(own, "second_judge"))]
+        lines.append([name, views, *cells])
+    titles = ["steps that are run", "views", "branching", "second evaluator", "DDPO", "second evaluator"]
+    return table(titles, "lrrrrr", lines)
+
+
 def gallery_table(section: Section) -> str:
     titles, *rows = shown(section)
     return table(titles, "l" + "r" * (len(titles) - 1), rows)
@@ -468,6 +484,7 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "steps": lambda: edit_table(by(read("benchmarks/results/recolor_steps.csv"), "sampled")),
     "paper": lambda: paper_table(read("benchmarks/zoo/paper.csv")),
     "demo": demo_table,
+    "edit-views": views_table,
     "results": short_table,
     "demo-practised": lambda: edit_table(finding("test"), ANIMAL_SHARES),
     "demo-new": lambda: edit_table(finding("new animals"), ANIMAL_SHARES),
