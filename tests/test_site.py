@@ -114,9 +114,7 @@ def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
     lesson = article(site / "notebooks" / f"{path.stem}.html")
     pictures = lesson.select('img:not([id^="_anim"], .only-dark)')  # without the frame of a slider
     assert len(pictures) == len(re.findall(r"!\[", prose)) + len(figures)
-    closed = [
-        cell for cell in cells if {"solution", "hide-input", "hide-output"} & {*cell.metadata.get("tags", [])}
-    ]
+    closed = [cell for cell in cells if {"solution", "hide-input"} & {*cell.metadata.get("tags", [])}]
     folded = lesson.select("details.hide")
     assert len(folded) == len(closed) >= 1 + 3  # the set-up and solutions
     assert not any(details.has_attr("open") for details in folded)
