@@ -14,7 +14,6 @@ from benchmarks.common import ROOT, Row, read_rows, where
 from benchmarks.gallery import SECTIONS as GALLERY
 from benchmarks.gallery import Section, shown
 from benchmarks.recipes import markdown
-from benchmarks.results.equal_tasks import METHODS
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
 from benchmarks.results.equal_terms import LADDERS, Setting, found
 from benchmarks.speed.gpu import EPOCHS
@@ -253,35 +252,34 @@ def results_table() -> str:
 
 
 def guide_table() -> str:
-    """Return the answers of lesson 12's guide, and the few numbers (means) that support each answer."""
-    right = [percent(mean(found, "all")) for found in finding("test").values()]
-    pairs, ddpo, branching = right[-3:]
+    """Return one result for each answer of lesson 12's guide, beside the result of the untrained model.
+
+    An answer that names two methods has the method with the higher mean over the seeds.
+    """
     untrained = {(row["task"], row["setting"]): row for row in read(f"{EQUAL}_untrained.csv")}
+    plain = f"{float(untrained['preference', 'as the runs begin']['reward']):.2f}"
     prompt = next(row for (task, name), row in untrained.items() if task == "preference" and '"' in name)
     sampled = next(row for (task, name), row in untrained.items() if task == "edit" and "guidance" in name)
+    settings = f"{float(sampled['judge']):.0%}"
+    pairs, _, branching = (f"{mean(found, 'all'):.0%}" for found in [*finding("test").values()][-3:])
 
-    def preference(*methods: str) -> str:
-        rewards = {method: spread(at_the_end("preference", method), "reward") for method in methods}
-        return ", ".join(f"{method} {reward}" for method, reward in rewards.items())
+    def best(task: str, column: str, form: str, *methods: str) -> tuple[str, str]:
+        means = {method: mean(at_the_end(task, method), column) for method in methods}
+        method = max(means, key=lambda name: means[name])
+        return method, format(means[method], form)
 
-    def edit(*methods: str) -> str:
-        correct = {method: spread(at_the_end("edit", method), "judge", ".0%") for method in methods}
-        return ", ".join(f"{method} {fraction}" for method, fraction in correct.items())
-
-    best = max(mean(at_the_end("preference", method), "reward") for method in METHODS)
+    through, correct = best("edit", "judge", ".0%", "ReFL", "DRaFT")
+    other, reward = best("preference", "reward", ".2f", "online DPO", "branching")
     rows = [
-        ["do not train", f"preference: reward of the best prompt {float(prompt['reward']):.2f}, of best-of-4 "
-         f"{float(untrained['preference', 'best-of-4']['reward']):.2f}, of the best method {best:.2f}"],
-        ["train on the pairs", f"edit: {pairs} correct from 2,560 pairs, {branching} from 4,096 rewards"],
-        ["ReFL or DRaFT", f"preference: {preference('ReFL', 'DRaFT')}; edit: {edit('ReFL', 'DRaFT')}, "
-         f"best-of-8 {float(untrained['edit', 'best-of-8']['judge']):.0%}"],
-        ["branching or DDPO, small epochs",
-         f"edit, 4,096 rewards: branching {branching}, DDPO {ddpo}, best sampling setting "
-         f"{float(sampled['judge']):.0%}; 1,024 rewards: {edit('branching', 'DDPO')}"],
-        ["online DPO or branching; several seeds",
-         f"preference: {preference('online DPO', 'branching', 'AWM')}"],
+        ["do not train", "*preference*, best prompt", f"reward {float(prompt['reward']):.2f}", plain],
+        ["train on the pairs", "*edit*, 2,560 pairs", f"{pairs} correct", settings],
+        ["ReFL or DRaFT", f"*edit*, {through}, 1,024 rewards", f"{correct} correct", settings],
+        ["branching or DDPO, small epochs", "*edit*, branching, 4,096 rewards", f"{branching} correct",
+         settings],
+        ["online DPO or branching, several seeds", f"*preference*, {other}, 384 rewards", f"reward {reward}",
+         plain],
     ]  # fmt: skip
-    return table(["answer", "what it rests on"], "ll", rows)
+    return table(["answer", "measured", "result", "untrained"], "llrr", rows)
 
 
 def views_table() -> str:

@@ -1,6 +1,7 @@
 """Tables of the READMEs, from a result made up by hand."""
 
 import json
+import re
 
 import pytest
 
@@ -110,6 +111,13 @@ def test_speed_has_the_ranges_of_all_days_with_equal_gradients():
     answer = tables.speed_answer(runs)
     assert "takes 2.5 to 4.0 times as long" in answer
     assert "takes 1.0 to 2.0 times as long as the forward" in answer
+
+
+def test_the_guide_has_one_number_per_cell():
+    _, _, *rows = tables.guide_table().splitlines()
+    results = [line.split(" | ")[2:] for line in rows]
+    assert len(results) == 5
+    assert all(len(re.findall(r"\d[\d.]*", cell)) == 1 for cells in results for cell in cells)
 
 
 @pytest.mark.parametrize("path", tables.PAGES)

@@ -1,4 +1,4 @@
-"""The worked examples of docs/architecture.md: each runs as it stands, with its line of registration."""
+"""The worked examples of the docs: each runs as it stands, with its line of registration."""
 
 import re
 import sys
@@ -18,15 +18,17 @@ from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.models import FAMILIES, load_pipeline
 from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
 
-PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text("utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "architecture.md").read_text("utf-8")
+FAMILY = (DOCS / "howto" / "own-model-family.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE + FAMILY, re.DOTALL)
 FILES = {match[1]: code for code in BLOCKS if (match := re.match(r'"""(ddpo_lessons/\S+): ', code))}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def example(request, monkeypatch):
-    """Import an example of the page as the module that it would be."""
+    """Import an example as the module that it would be."""
     name = request.param.removesuffix(".py").replace("/", ".")
     module = types.ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)
@@ -56,7 +58,7 @@ def test_every_file_of_the_table_exists():
     ] == []
 
 
-def test_the_page_has_three_short_examples():
+def test_the_pages_have_three_short_examples():
     assert [path.split("/")[1] for path in FILES] == ["rewards", "algorithms", "models"]
     assert all(25 <= len(code.splitlines()) <= 110 for code in FILES.values())
 
@@ -117,7 +119,7 @@ def make_pixels() -> DDIMPipeline:
 
 @pytest.mark.parametrize("example", ["ddpo_lessons/models/pixel_space.py"], indirect=True)
 def test_the_family_draws_what_plain_diffusers_draws_and_trains(example, monkeypatch, tmp_path):
-    ((name, kind),) = re.findall(r'`"(DDIMPipeline)": (\w+),`', PAGE)
+    ((name, kind),) = re.findall(r'`"(DDIMPipeline)": (\w+),`', FAMILY)
     monkeypatch.setitem(FAMILIES, name, getattr(example, kind))
     pipeline = make_pixels()
     plain = pipeline(
