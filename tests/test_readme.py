@@ -96,7 +96,7 @@ def test_the_example_goes_from_photographs_to_an_edited_one():
 def test_the_example_s_changes_for_a_gpu_train_stable_diffusion(model, monkeypatch):
     """On a random tiny model in its place, on a CPU, in small epochs."""
     preset = PRESETS["edit"]
-    assert 'replace `"digit_world"` by `"edit"`, and 32 by 512.' in README
+    assert 'replace `"digit_world"` with `"edit"`, and 32 with 512.' in README
     assert f'model, size = "{preset.model}", 512\n' == MODEL
     small = {"sample_num_batches_per_epoch": 2, "train_gradient_accumulation_steps": 1}
     small |= {"sample_num_steps": 6, "mixed_precision": "no"}
