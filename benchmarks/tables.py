@@ -354,11 +354,13 @@ def speed_answer(runs: Sequence[Row]) -> str:
     ranges, days = speed_ranges(runs), measured_on(run["day"] for run in runs)
     return (
         f"**On a CPU an epoch of TRL or imageddpo takes {ranges['documented']} times as long as an epoch of "
-        "this package, with equal gradients.** This holds for the batch sizes that the two projects "
-        f"document. In batches of 16 their epochs take {ranges['large']} times as long. For comparison, an "
-        f"epoch of this package takes {ranges['floor']} times as long as the forward and backward passes of "
-        f"the UNet alone. The ranges cover {days}. The table has one of these days, {runs[-1]['day']}, when "
-        "the compiled UNet was also measured."
+        "this package, with equal gradients.**\n\n"
+        "- This holds for the batch sizes that the two projects document. In batches of 16 their epochs take "
+        f"{ranges['large']} times as long.\n"
+        f"- An epoch of this package takes {ranges['floor']} times as long as the forward and backward "
+        "passes of the UNet alone.\n"
+        f"- These ranges cover {days}. The figure and the table below have one of these days, "
+        f"{runs[-1]['day']}, on which the compiled UNet was also measured."
     )
 
 
