@@ -274,7 +274,7 @@ def guide_table() -> str:
         ["do not train", "*preference*, best prompt", f"reward {float(prompt['reward']):.2f}", plain],
         ["train on the pairs", "*edit*, 2,560 pairs", f"{pairs} correct", settings],
         ["ReFL or DRaFT", f"*edit*, {through}, 1,024 rewards", f"{correct} correct", settings],
-        ["branching or DDPO, small epochs", "*edit*, branching, 4,096 rewards", f"{branching} correct",
+        ["branching or DDPO, small epochs", "*edit*, branching, 5,984 rewards", f"{branching} correct",
          settings],
         ["online DPO or branching, several seeds", f"*preference*, {other}, 384 rewards", f"reward {reward}",
          plain],

@@ -24,7 +24,7 @@ BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
 FRAMES = Path(__file__).parent / "07-frames.png"
 SHOWN, GROUP, CALLS = 3, 8, 5  # the validation image that is shown, its rollouts, network evaluations
 UNUSED = "#d9d9d0"
-DEMO = 4096  # evaluations of the reward in branching's schedule
+NO_GAIN = 4096  # evaluations of the reward after which neither evaluator gains
 NAMES = {"one advantage": "DDPO", "falling": "DDPO, falling weights", "branching": "branching"}
 COLORS = {"one advantage": BLUE, "falling": GREEN, "branching": ORANGE}
 
@@ -217,10 +217,10 @@ def stop() -> Figure:
     below.set_title("images correct (%)", color=INK)
     below.legend(loc="lower right", frameon=False)
     for axes in (above, below):
-        axes.axvline(DEMO, color=MUTED, linestyle=":", linewidth=1.2)
+        axes.axvline(NO_GAIN, color=MUTED, linestyle=":", linewidth=1.2)
         axes.set_xlabel("evaluations of the reward", color=INK, fontsize=12)
         tidy(axes)
-    above.text(DEMO + 150, above.get_ylim()[0] + 0.6, "the demo's length", color=MUTED)
+    above.text(NO_GAIN + 150, above.get_ylim()[0] + 0.6, "no gain from here on", color=MUTED)
     return figure
 
 
