@@ -348,13 +348,13 @@ class Trainer:
         say(self.accelerator, halve(self.config, error))
 
     def _print_epoch(self, metrics: dict[str, Any], seconds: float, is_first: bool) -> None:
-        """Print a line per epoch for logs without progress bars; the first one estimates all epochs."""
+        """Print a line per epoch for logs without progress bars, and after the first an estimate of all."""
         done, asked, price = self.epochs_done, self.config.num_epochs, self.config.price_per_hour
         reward = f"reward {metrics['reward_mean']:.4g} (std {metrics['reward_std']:.3g})"
         left = tqdm.format_interval(seconds * (asked - done))
         text = f"epoch {done} of {asked}: {reward}; {seconds:.1f} s, {left} left"
         if is_first:
-            text += f"; all {asked} epochs take {hours_and_money(seconds * asked, price)}"
+            text += f"\n  all {asked} epochs take {hours_and_money(seconds * asked, price)}"
         say(self.accelerator, text, sys.stderr)
 
     def step(self, epoch: int) -> dict[str, Any]:

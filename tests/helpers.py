@@ -580,6 +580,12 @@ def run_command(*words: str | Path, status: int = 0) -> None:
     assert main([str(word) for word in words]) == status
 
 
+def printed_error(capsys: Any) -> str:
+    """Return the last error that commands printed since the last call, in one line."""
+    _, start, text = capsys.readouterr().err.rpartition("error: ")
+    return " ".join((start + text).split())
+
+
 def pictures(folder: Path, *names: str, color: str = "red", size: tuple[int, int] = (32, 32)) -> Path:
     """Write images of one color into a folder."""
     for name in names:

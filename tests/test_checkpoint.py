@@ -70,8 +70,7 @@ def test_a_damaged_file_is_one_error_with_its_name_and_the_remedy(tmp_path, monk
         checkpoint.read(path.parent)
     earlier = tmp_path / checkpoint.name_of(1)
     shutil.copytree(path.parent, earlier)
-    remedy = f"resume from another, with resume_from={str(earlier)!r} "
-    remedy += "(on the command line as --resume-from)"
+    remedy = f"resume from another, with resume_from={str(earlier)!r}"
     with pytest.raises(ValueError, match=message.format(re.escape(remedy))):
         checkpoint.read(path.parent)
     assert not (tmp_path / "unpickled").exists()

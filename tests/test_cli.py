@@ -23,7 +23,16 @@ import diffusers
 import pytest
 import torch
 from diffusers import DiffusionPipeline, FluxKontextPipeline, StableDiffusionPipeline
-from helpers import TINY, make_flux_pipeline, make_pipeline, pictures, run_command, write_clip, write_resnet
+from helpers import (
+    TINY,
+    make_flux_pipeline,
+    make_pipeline,
+    pictures,
+    printed_error,
+    run_command,
+    write_clip,
+    write_resnet,
+)
 from PIL import Image
 
 import ddpo_lessons
@@ -115,7 +124,7 @@ def test_train_then_sample(here, model, capsys):
     again = ["train", *TINY, "--model", model, "--prompt", "a red three", "--output-dir", "a run"]
     assert cli.main(again) == 2
     flags = "set --resume-from auto to continue it, --overwrite to replace it, or choose another --output-dir"
-    assert flags in capsys.readouterr().err
+    assert flags in printed_error(capsys)
 
 
 def test_full_training_writes_a_pipeline(here, model, capsys):
@@ -227,18 +236,19 @@ def test_a_dry_run_counts_the_most_steps_that_a_family_runs(zoo, model, steps, c
     assert "steps of a rollout: 3 of 10\n" in capsys.readouterr().out
 
 
-def test_a_misspelled_command_is_one_line(capsys):
+def test_a_misspelled_command_is_one_error(capsys):
     run_command("trian", "--images", "photos", status=2)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: there is no command 'trian' (perhaps train): use one of demo, ")
+    assert printed_error(capsys).startswith(
+        "error: there is no command 'trian' (perhaps train): use one of demo, "
+    )
 
 
 def test_a_dry_run_refuses_what_the_run_would_refuse(zoo, capsys):
     flags = ("--images", str(zoo), "--reward", "colorfulness", "--sample-num-steps", "10", "--dry-run")
     run_command("train", *flags, "--noise-strength", "0.05", status=2)
-    assert "use a noise_strength of at least 0.1, or more steps" in capsys.readouterr().err
+    assert "use a --noise-strength of at least 0.1, or more steps" in printed_error(capsys)
     run_command("train", *flags, "--prompt", "a {lable}", status=2)
-    assert "nothing replaces {lable}; only {label} becomes" in capsys.readouterr().err
+    assert "nothing replaces {lable}; only {label} becomes" in printed_error(capsys)
 
 
 def test_a_dry_run_may_name_a_folder_that_holds_a_run(here, model, capsys):
@@ -297,7 +307,7 @@ def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
     assert (recorded["algorithm"]["name"], recorded["algorithm"]["window"]) == ("FlowGRPO", 2)
     other = (*flags, "--algorithm", "awm", "--num-epochs", "3", "--resume-from", "latest")
     assert cli.main(["train", *other]) == 2
-    assert "algorithm" in capsys.readouterr().err.splitlines()[-1]
+    assert "algorithm: " in printed_error(capsys)
     run_command("sample", "--run", "run", "--count", "1", "--prompt", "a red three", "--seed", "3")
     # What plain diffusers draws with the LoRA weights, by its ODE, from the same noise.
     pipeline = load_tiny_sd3()
@@ -652,7 +662,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
 def test_a_reward_that_misses_an_image_is_told_where_it_comes_from(key, remedy, monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", lambda name, flags: {}[key])
     assert cli.main(["train"]) == 2
-    error = capsys.readouterr().err.strip()
+    error = printed_error(capsys)
     assert error.startswith(f"error: your code raised KeyError({key!r}) ({__file__}, line ")
     assert error.rpartition(")")[2] == remedy
 
@@ -679,7 +689,7 @@ def test_damaged_lora_weights_are_one_error_with_its_remedy(here, model, capsys)
         path.write_bytes(damaged)
         run_command("sample", "--run", "run", status=2)
         text = f"error: the LoRA weights of {Path('run', 'lora')} cannot be read; {LORA_FILE} may be"
-        assert capsys.readouterr().err.splitlines()[-1].startswith(text)
+        assert printed_error(capsys).startswith(text)
     run_command("train", *TINY, "--model", model, "--prompt", "", "--resume-from", "auto")  # the remedy
     assert path.read_bytes() == whole
 
@@ -695,10 +705,10 @@ def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypa
     diffusers.utils.logging.add_handler(handler)
     assert cli.main(["sample", "--model", "wide", "--lora", "run/lora", "--prompt", ""]) == 2
     diffusers.utils.logging.remove_handler(handler)
-    assert "do not fit the model" in capsys.readouterr().err
+    assert "do not fit the model" in printed_error(capsys)
     assert messages == []  # diffusers would list every layer
     assert cli.main(["sample", "--model", "tiny-sd3", "--lora", "run/lora", "--prompt", ""]) == 2
-    assert "none of them is for a layer that a StableDiffusion3Pipeline has" in capsys.readouterr().err
+    assert "none of them is for a layer that a StableDiffusion3Pipeline has" in printed_error(capsys)
 
 
 def test_without_a_word_the_help_is_shown(capsys):

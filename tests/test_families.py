@@ -39,6 +39,7 @@ from helpers import (
     make_xl_pipeline,
     noise_of,
     noisy_image,
+    printed_error,
 )
 
 from ddpo_lessons.cli import main as cli
@@ -304,9 +305,7 @@ def test_other_families_are_refused_by_name_before_their_weights_are_read(tmp_pa
         load_pipeline(folder)
     command = ["train", "--model", str(folder), "--reward", "colorfulness", "--prompt", "a red three"]
     assert cli.main([*command, "--output-dir", str(tmp_path / "run")]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"error: {message}")
-    assert printed.count("\n") == 1
+    assert printed_error(capsys).startswith(f"error: {message}")
     assert not (tmp_path / "run").exists()
 
 

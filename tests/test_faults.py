@@ -143,6 +143,8 @@ def test_an_image_prompt_function_must_return_an_image(tmp_path):
         ("colorfulness", red_three, "must be callable, not str; get_reward makes one by its name"),
         (brightness, lambda index: ("a three", {}), r"takes \(index\) and is called without arguments"),
         (lambda: brightness, red_three, r"if it returns a reward function, call it: NAME\(\)"),
+        (red_three, brightness, r"takes \(\) .* it looks swapped with prompt_function, which takes three"),
+        (lambda: brightness, lambda a=1, b=2, c=3: red_three(), r"call it: NAME\(\)"),
     ],
 )
 def test_functions_that_cannot_be_used(tmp_path, reward, prompts, message):

@@ -13,7 +13,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from helpers import brightness, make_config, make_pipeline, noisy_image
+from helpers import brightness, make_config, make_pipeline, noisy_image, printed_error
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from nbclient import NotebookClient
@@ -751,15 +751,15 @@ def test_the_command_writes_a_file_or_says_what_is_missing(tmp_path, monkeypatch
     assert "<svg" in Path("both.svg").read_text()
     Path("empty").mkdir()
     for words, message in (
-        (["nowhere"], "error: nowhere holds no metrics.jsonl"),
-        (["empty"], "error: empty holds no metrics.jsonl: give the folder of a run that has begun\n"),
-        (["."], f"the folder of a run that has begun, such as {Path('a')}\n"),
+        (["nowhere"], "error: nowhere does not exist: give the folder of a run"),
+        (["empty"], "error: empty holds no metrics.jsonl: give the folder of a run that has begun"),
+        (["."], f"the folder of a run that has begun, such as {Path('a')}"),
         ([runs[0], "--output", "no/a.png"], "name a file in a folder that exists, such as plot.png"),
         ([runs[0], "--output", "a.xyz"], "'xyz' is not supported"),
         ([], "plot needs at least one folder of a run"),
     ):
         assert main(["plot", *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in printed_error(capsys)
     assert list(tmp_path.glob(".*")) == []
 
 

@@ -23,6 +23,7 @@ from helpers import (
     make_pipeline,
     make_sd3_pipeline,
     noise_of,
+    printed_error,
     run_command,
 )
 from PIL import Image
@@ -411,4 +412,4 @@ def test_the_command_line_gives_kontext_images_beside_the_noise(tmp_path, capsys
     assert pixels(tmp_path / "edited" / "red.png").shape == (3, 32, 32)
     strength = ("--noise-strength", "0.5")
     run_command(*flags, tmp_path / "other", *strength, status=2)
-    assert "a FluxKontextPipeline edits images" in capsys.readouterr().err
+    assert "a FluxKontextPipeline edits images" in printed_error(capsys)

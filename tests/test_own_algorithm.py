@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import brightness, howto_blocks, launch, make_config, make_pipeline, records_of, red_three
+from helpers import (
+    brightness,
+    howto_blocks,
+    launch,
+    make_config,
+    make_pipeline,
+    printed_error,
+    records_of,
+    red_three,
+)
 from safetensors.torch import load_file
 
 from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
@@ -202,9 +211,9 @@ def test_a_run_resumes_with_its_settings_only(mine, here, model, capsys):
     train(f"{mine}.py:RLOO:scale=2", *flags)
     again = (*flags, "--num-epochs", "3", "--resume-from", "latest")
     train(f"{mine}.py:RLOO:scale=3", *again, status=2)
-    assert "scale: 2.0 there, 3.0 here" in capsys.readouterr().err
+    assert "scale: 2.0 there, 3.0 here" in printed_error(capsys)
     train("ddpo", *again, status=2)
-    assert "algorithm: 'RLOO' there, 'DDPO' here" in capsys.readouterr().err
+    assert "algorithm: 'RLOO' there, 'DDPO' here" in printed_error(capsys)
     train(f"{mine}:RLOO:scale=2", *again)
     assert len(read_metrics("run", "epoch")) == 3
 
@@ -264,9 +273,9 @@ def test_a_path_may_hold_colons():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nowhere.py:RLOO", "algorithm='nowhere.py:RLOO': there is no file nowhere.py"),
-        ("nowhere:RLOO", "algorithm='nowhere:RLOO' cannot be imported: there is no module nowhere in"),
-        ("NAME.py", "algorithm='NAME.py' names no class of the file: write NAME.py:CLASS"),
+        ("nowhere.py:RLOO", "--algorithm nowhere.py:RLOO: there is no file nowhere.py"),
+        ("nowhere:RLOO", "--algorithm nowhere:RLOO cannot be imported: there is no module nowhere in"),
+        ("NAME.py", "--algorithm NAME.py names no class of the file: write NAME.py:CLASS"),
         ("NAME.py:scale=2", "names no class of the file: write NAME.py:CLASS"),
         ("NAME.py:RLO", "NAME.py has no 'RLO'; it has RLOO"),
         ("NAME.py:RLOO:scal=2", "has no setting 'scal' (perhaps scale): it has scale"),
@@ -274,14 +283,14 @@ def test_a_path_may_hold_colons():
         ("NAME.py:RLOO:scale", "write settings as NAME.py:RLOO:KEY=VALUE"),
         (
             "NAME.py:RLOO:scale=-1",
-            "NAME.py:RLOO' cannot be made of {'scale': -1.0}: scale=-1.0 must be above 0",
+            "NAME.py:RLOO cannot be made of {'scale': -1.0}: scale=-1.0 must be above 0",
         ),
         ("NAME.py:RLOO --sample-group-size 1", "of a group: sample_group_size must be at least 2"),
         ("others_NAME.py:Other", "is no subclass of ddpo_lessons.algorithms.algorithm.Algorithm"),
         ("others_NAME.py:red", "is no subclass of ddpo_lessons.algorithms.algorithm.Algorithm"),
         (
             "others_NAME.py:Needs",
-            "NAME.py:Needs' cannot be made: Needs.__init__() missing 1 required positional",
+            "NAME.py:Needs cannot be made: Needs.__init__() missing 1 required positional",
         ),
         ("others_NAME.py:Half", "abstract"),
         ("others_NAME.py:Nameless", "has no name: begin the class with name = 'nameless'"),
@@ -289,7 +298,7 @@ def test_a_path_may_hold_colons():
         ("others_NAME.py:Forgets:scale=2", "does not keep its argument 'scale'"),
         ("others_NAME.py:Hides:scale=2", "leaves 'scale' out of what its identity() returns"),
         ("broken.py:RLOO", "cannot be imported: SyntaxError"),
-        ("flow_gpro:window=3", "algorithm='flow_gpro' does not exist (perhaps flow_grpo)"),
+        ("flow_gpro:window=3", "--algorithm flow_gpro does not exist (perhaps flow_grpo)"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_any_model_loads(mine, text, message, capsys, monkeypatch):
@@ -299,7 +308,7 @@ def test_what_is_wrong_is_one_line_before_any_model_loads(mine, text, message, c
     Path("broken.py").write_text("class RLOO(:\n")
     algorithm, *words = text.replace("NAME", mine).split()
     train(algorithm, *words, status=2)
-    (line,) = capsys.readouterr().err.splitlines()
+    line = printed_error(capsys)
     assert line.startswith("error: ")
     assert message.replace("NAME", mine) in line
     assert not Path("run").exists()
@@ -307,7 +316,7 @@ def test_what_is_wrong_is_one_line_before_any_model_loads(mine, text, message, c
 
 def test_advantages_that_divide_by_the_deviation_of_one_name_the_cause(mine, here, model, capsys):
     train(f"others_{mine}.py:Divides", "--model", model, "--prompt", "a red three", status=2)
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = printed_error(capsys)
     assert "advantages holds NaN or inf: does it divide by the deviation of a group of one sample" in error
 
 

@@ -55,7 +55,7 @@ def test_the_numbers_are_those_of_all_processes():
 
 def test_without_a_terminal_an_epoch_is_a_line(tmp_path, capsys):
     DDPOTrainer(make_config(tmp_path, num_epochs=2), brightness, red_three, make_pipeline()).train()
-    lines = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.replace("left\n  all", "left; all").splitlines()
     for number, (line, record) in enumerate(zip(lines, read_metrics(tmp_path, "epoch"), strict=True), 1):
         said = f"epoch {number} of 2: reward {record['reward_mean']:.4g} (std {record['reward_std']:.3g}); "
         whole = r"; all 2 epochs take \d\d:\d\d" if number == 1 else ""
@@ -78,7 +78,8 @@ def test_the_first_epoch_that_is_timed_tells_hours_and_money(has_bars, tmp_path,
     monkeypatch.setattr(trainer, "step", step)
     monkeypatch.setattr(ddpo_lessons.trainer.time, "perf_counter", lambda: clock[0])
     trainer.train()
-    lines = [line for line in capsys.readouterr().err.splitlines() if "left" in line and "epoch " in line]
+    text = capsys.readouterr().err.replace("left\n  all", "left; all")
+    lines = [line for line in text.splitlines() if "left" in line and "epoch " in line]
     assert len(lines) == (1 if has_bars else 3)
     assert lines[0].endswith("1800.0 s, 1:00:00 left; all 4 epochs take 2:00:00, 6.00 at 3 per hour")
     assert not any("take" in line for line in lines[1:])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CLIP_SIZE, TINY, pictures, run_command, write_clip, write_resnet
+from helpers import CLIP_SIZE, TINY, pictures, printed_error, run_command, write_clip, write_resnet
 
 from ddpo_lessons import rewards
 from ddpo_lessons.cli import reward_flag
@@ -238,5 +238,5 @@ def test_images_are_checked_for_every_term(mine, model, capsys):
     pictures(Path("photos"), "a.png")
     flags = ["train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7"]
     run_command(*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1", status=2)
-    assert "reward='clip_margin' needs to know what the images show" in capsys.readouterr().err
+    assert "--reward clip_margin needs to know what the images show" in printed_error(capsys)
     run_command(*flags, "--reward", f"{mine}:red")

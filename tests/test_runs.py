@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import TINY, pictures, run_command
+from helpers import TINY, pictures, printed_error, run_command
 from PIL import Image
 
 from ddpo_lessons import rewards
@@ -122,7 +122,7 @@ def test_captions_are_read_beside_images_of_a_policy_that_had_them(here, model, 
     assert calls[0]["prompts"] == ["a red b"]
     pictures(here / "more", "c.png")
     run_command("sample", "--run", "run", "--images", "more", "--output-dir", "other", status=2)
-    assert "write it into c.txt beside it, or give --prompt" in capsys.readouterr().err
+    assert "write it into c.txt beside it, or give --prompt" in printed_error(capsys)
     run_command("sample", "--run", "run", "--images", "more", "--output-dir", "other", "--prompt", "a cat")
     assert calls[1]["prompts"] == ["a cat"]
 
@@ -132,10 +132,10 @@ def test_a_run_without_results_or_whose_images_are_gone_says_so(here, model, cap
     run_command("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
     (here / "pics").rename("gone")
     run_command("sample", "--run", "run", status=2)
-    assert "no longer exists: give --images" in capsys.readouterr().err
+    assert "no longer exists: give --images" in printed_error(capsys)
     (here / "run" / "lora" / LORA_FILE).unlink()
     run_command("sample", "--run", "run", "--images", "gone", status=2)
-    assert "continue it with --resume-from latest" in capsys.readouterr().err
+    assert "continue it with --resume-from latest" in printed_error(capsys)
 
 
 # ------------------------------------------------------------------------------------ files of samples
@@ -146,12 +146,12 @@ def test_results_keep_their_names_and_mix_with_nothing(here, model, capsys):
     assert files("samples") == ["a.png", "b.png", "grid.png"]
     before = Path("samples/b.png").read_bytes()
     run_command(*flags, "--images", "pics/b.jpg", "--seed", "1", status=2)
-    assert "--output-dir samples holds files already" in capsys.readouterr().err
+    assert "--output-dir samples holds files already" in printed_error(capsys)
     assert Path("samples/b.png").read_bytes() == before
     run_command(*flags, "--images", "pics/b.jpg", "--seed", "1", "--overwrite")
     assert Path("samples/b.png").read_bytes() != before
     run_command(*flags, "--images", "pics/a.png", "--output-dir", "pics", "--overwrite", status=2)
-    assert "is an input" in capsys.readouterr().err
+    assert "is an input" in printed_error(capsys)
 
 
 def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compute(
@@ -161,7 +161,7 @@ def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compu
     pictures(here / "pics", "odd.png", size=(30, 32))
     pictures(here / "pics", "huge.png", size=(4000, 3000))
     run_command("sample", "--model", model, "--images", "pics", "--keep-size", "--steps", "2", status=2)
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    line = printed_error(capsys)
     assert "multiples of 4 and" in line
     assert "pics/huge.png (4000 x 3000), pics/odd.png (30 x 32), or leave out --keep-size" in line
     assert "fits.png" not in line
@@ -173,7 +173,7 @@ def test_a_transformer_takes_sizes_up_to_its_table_of_positions(here, capsys):
     pictures(here / "pics", "odd.png", size=(20, 32))  # five latents, in patches of two
     pictures(here / "pics", "fits.png", size=(16, 32))
     run_command("sample", "--model", "tiny-sd3", "--images", "pics", "--keep-size", "--steps", "5", status=2)
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = printed_error(capsys)
     assert "multiples of 8, up to 32," in line
     assert "pics/long.png (48 x 32), pics/odd.png (20 x 32), or" in line
     flags = ("--keep-size", "--steps", "5", "--noise-strength", "0.4")
@@ -227,7 +227,7 @@ def test_another_reward_prompt_or_folder_is_told_in_one_line(here, model, capsys
     flags = ("train", *TINY, "--model", model, "--noise-strength", "0.7", "--images", "pics")
     run_command(*flags)
     run_command(*flags, "--noise-strength", "1.0", "--resume-from", "latest", status=2)
-    assert "noise_strength: 0.7 there, 1.0 here" in capsys.readouterr().err
+    assert "--noise-strength: 0.7 there, 1.0 here" in printed_error(capsys)
     again = (*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", "jpeg_compressibility")
     run_command(*again, "--images", "other", "--prompt", "a fox")
     printed = capsys.readouterr().out.splitlines()

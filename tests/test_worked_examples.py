@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DDIMPipeline, DDIMScheduler, UNet2DModel
-from helpers import brightness, generators, make_config, make_pipeline, red_three
+from helpers import brightness, generators, make_config, make_pipeline, printed_error, red_three
 
 from ddpo_lessons import Trainer, rewards
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
@@ -75,7 +75,7 @@ def test_the_reward_is_registered_with_its_need_and_scores_by_hand(example, tmp_
     flags = ["train", "--reward", "named_color", "--output-dir", str(tmp_path), "--num-epochs", "1"]
     sizes = ["--sample-batch-size", "4", "--train-batch-size", "4", "--sample-num-steps", "3"]
     assert cli.main([*flags, *sizes, "--prompt", "a three"]) == 2
-    assert "must name one of red, green, blue" in capsys.readouterr().err
+    assert "must name one of red, green, blue" in printed_error(capsys)
     assert cli.main([*flags, *sizes, "--prompt", "a red three"]) == 0
     assert '"reward/brightness"' in (tmp_path / "metrics.jsonl").read_text("utf-8")
 

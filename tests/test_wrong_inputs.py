@@ -4,6 +4,7 @@
 """
 
 import importlib
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from PIL import Image
 
 from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli import messages
+from ddpo_lessons.cli.config_file import FIELDS, FLAGS
 from ddpo_lessons.config import LORA_FILE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,35 +61,35 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --num-epochs 3 --output-dir new --dry-run", "train needs a choice", "--preset", EXAMPLE),
     ("preflight --num-epochs 3", "preflight needs a choice", "ddpo-lessons preflight --reward colorfulness"),
     # numbers and names
-    ("train --num-epochs -3", "num_epochs=-3 must be at least 1"),
-    ("train --mixed-precision fp8", "mixed_precision='fp8' must be one of no, bf16, fp16"),
-    ("train --lr nan", "train_learning_rate=nan", "finite"),
+    ("train --num-epochs -3", "error: --num-epochs -3 must be at least 1"),
+    ("train --mixed-precision fp8", "--mixed-precision fp8 must be one of no, bf16, fp16"),
+    ("train --lr nan", "--train-learning-rate nan", "finite"),
     ("train --log-with tensorbord", "must be one of tensorboard, wandb"),
-    ("train --sample-eta 0", "sample_eta=0 makes"),
-    ("train --sample-group-size 3", "sample_group_size=3", "divide"),
-    ("train --project-kwargs [1]", "project_kwargs=[1] must be a dict"),
+    ("train --sample-eta 0", "--sample-eta 0"),
+    ("train --sample-group-size 3", "--sample-group-size 3", "divide", "--sample-batch-size or --sample-num"),
+    ("train --project-kwargs [1]", "--project-kwargs [1] must be a dict"),
     ("train --train-use-8bit-adam", "pip install bitsandbytes"),
-    ("train --preset edti", "preset=edti does not exist (perhaps edit): use one of zoo, digit_world, "),
-    ("train --algorithm ppo", "algorithm='ppo'", "ddpo"),
-    ("train --algorithm nft:beta", "algorithm='nft:beta'", "KEY=VALUE"),
+    ("train --preset edti", "--preset edti does not exist (perhaps edit): use one of zoo, digit_world, "),
+    ("train --algorithm ppo", "--algorithm ppo does", "ddpo"),
+    ("train --algorithm nft:beta", "--algorithm nft:beta:", "KEY=VALUE"),
     ("train --algorithm nft:bta=1", "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
     ("train --model nosuchfolder", "--model nosuchfolder is neither a folder"),
     ("train --model photos --reward colorfulness", "holds no model_index.json"),
     ("train --model MODEL --prompt ''", "needs a reward: give --reward"),
     ("train --model MODEL --reward colorfulness", "give --prompts, --prompt or --images"),
     # rewards by name
-    ("train --reward happiness", "reward=happiness does not exist", "jpeg_compressibility"),
+    ("train --reward happiness", "--reward happiness does not exist", "jpeg_compressibility"),
     ("train --reward ''", "--reward is empty", "--help"),
-    ("train --reward colorfulness=much", "reward=colorfulness=much", "number"),
+    ("train --reward colorfulness=much", "--reward colorfulness=much: after", "number"),
     ("train --reward mine.py:two", "mine.py:two", "three arguments"),
     ("train --judge mine.py:gone", "mine.py:gone", "it has a_dict, ends, infinite"),
     ("train --reward raises.py:red", "raises.py", "nowhere_installed", "line 1"),
     # prompts
     (
         "train --prompts poems --reward colorfulness",
-        "prompts='poems' does not exist: use one of activities,",
+        "--prompts poems does not exist: use one of activities,",
     ),
-    ("train --prompts animal --reward colorfulness", "prompts='animal' does not exist (perhaps animals)"),
+    ("train --prompts animal --reward colorfulness", "--prompts animal does not exist (perhaps animals)"),
     ("train --prompts empty.txt", "empty.txt", "one prompt per line"),
     ("train --prompts cut.json", "cut.json", "fix it"),
     ("train --prompts latin.txt", "latin.txt is not UTF-8 text (byte 3)"),
@@ -99,8 +102,8 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --noise-strength 0.5", "--noise-strength needs input images: give --images too"),
     ("train --damage foggy", "--damage needs input images"),
     ("train --severity 1", "--severity needs input images"),
-    ("train --images photos --damage foggy --severity 0 1", "severity=0 must lie between 1 and 5"),
-    ("train --images photos --damage fogy", "damage=fogy does not exist (perhaps foggy)"),
+    ("train --images photos --damage foggy --severity 0 1", "--severity 0 must lie between 1 and 5"),
+    ("train --images photos --damage fogy", "--damage fogy does not exist (perhaps foggy)"),
     ("train --preset camouflage", "--preset camouflage needs input images: give --images FOLDER"),
     ("train --images no-such-folder", "no-such-folder is not a folder"),
     ("train --images old", "old and its subfolders hold no image"),
@@ -117,19 +120,24 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ),
     ("train --images photos --preset camouflage", "class subfolders"),
     ("train --images zoo --preset corruption --reward nope", "clip_change"),
-    ("train --reward ,colorfulness", "reward=,colorfulness has a term without a name: write NAME"),
-    ("train --preset edit", "--images FOLDER"),
-    ("train --preset edit --images photos", "the folder photos has no captions"),
+    ("train --reward ,colorfulness", "--reward ,colorfulness has a term without a name: write NAME"),
+    ("train --preset edit --dry-run", "give --images FOLDER, and --prompt TEXT, or else the prompt"),
+    ("train --preset edit --prompt 'a fox'", "--preset edit needs input images: give --images FOLDER"),
+    ("train --preset edit --reward colorfulness", "--preset edit needs input images: give --images FOLDER"),
+    ("train --preset restore", "give --images FOLDER with class subfolders"),
+    ("train --reward edit", "--reward edit also looks", "give --images FOLDER, and --prompt TEXT"),
+    ("train --preset edit --images photos", "the folder photos has no captions", "or give --prompt TEXT"),
     ("train --preset edit --images captioned --prompt 'a fox'", "drop the prompt"),
     ("train --preset edit --images half", "write the prompt into b.txt"),
-    ("train --preset edit --images captioned --sample-group-size 0", "sample_group_size=0"),
-    ("train --preset edit --images captioned --sample-group-size 3 --dry-run", "sample_group_size=3"),
+    ("train --preset edit --images captioned --sample-group-size 0", "--sample-group-size 0 must"),
+    ("train --preset edit --images captioned --sample-group-size 3 --dry-run", "--sample-group-size 3 does"),
     # files and folders of runs
     ("train --config broken.yaml", "--config broken.yaml", "YAML"),
     ("train --config typo.yaml", "--config typo.yaml", "num_epochs"),
     ("train --model tiny-sd --resume-from latest --output-dir new", "--resume-from auto starts the run"),
-    ("train --resume-from nowhere", "--resume-from nowhere holds no state.json"),
+    ("train --resume-from nowhere", "--resume-from nowhere does not exist", "folder of a checkpoint"),
     ("train --resume-from photos --output-dir new", "--resume-from photos", "checkpoint"),
+    ("train --train-lora-from nowhere", "--train-lora-from nowhere does not exist", "folder of a LoRA"),
     ("train --train-lora-from photos", f"--train-lora-from photos holds no {LORA_FILE}"),
     ("train --model tiny-sd --output-dir photos/a.png", "is a file: choose another --output-dir"),
     ("train --model tiny-sd --output-dir photos/a.png --dry-run", "is a file: choose another --output-dir"),
@@ -151,25 +159,30 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ),
     ("train --model tiny-sd --output-dir grids", "grids holds no run, but images, which a run would change"),
     ("demo --output-dir photos/a.png", "photos/a.png is a file; choose another folder"),
-    ("plot photos/a.png", "photos/a.png is a file: give the folder of the run"),
+    ("plot", "plot needs at least one folder of a run: `ddpo-lessons plot FOLDER`"),
+    ("plot photos/a.png", "photos/a.png is a file: give the folder of a run"),
+    ("plot no-run", "no-run does not exist: give the folder of a run", "--output-dir"),
     # sampling
     ("sample --model MODEL --images photos/notes.txt", "1 of 1 images cannot be read: photos/notes.txt"),
     ("sample", "give --prompt, --images, or"),
     ("sample --prompt 'a {label}'", "--prompt 'a {label}'", "give --images FOLDER with class subfolders"),
     ("sample --prompt x --keep-size", "need input images: give --images too"),
-    ("sample --prompt x --count 0", "count=0: use a number of at least 1"),
+    ("sample --prompt x --count 0", "--count 0: use a number of at least 1"),
     ("sample --prompt x --guidance-scale nan", "--guidance-scale nan"),
     ("sample --prompt x --guidance-scale -3", "--guidance-scale -3.0"),
     ("sample --prompt x --output-dir photos/a.png/b", "photos/a.png is a file; choose"),
     ("sample --model MODEL --prompt x --lora photos", f"--lora photos holds no {LORA_FILE}"),
     ("sample --model MODEL --images no.png", "--images no.png does not exist"),
-    ("sample --model MODEL --images photos/a.png --noise-strength 0", "noise_strength=0.0 must lie in"),
+    ("sample --model MODEL --images photos/a.png --noise-strength 0", "--noise-strength 0.0 must lie in"),
     ("sample --images photos/a.png --count 2", "--count cannot be combined with --images"),
     ("sample --images photos --output-dir photos", "is an input"),
     ("sample --images photos --output-dir zoo", "--overwrite"),
     ("sample --images photos/a.png zoo/two/a.png", "would both become a.png"),
     ("sample --images broken", "1 of 1 images cannot be read"),
     ("sample --run photos", "holds no config.json"),
+    ("sample --run no-run", "--run no-run does not exist: give the folder of a run", "--output-dir"),
+    ("sample --run photos/a.png", "--run photos/a.png is a file: give the folder of a run"),
+    ("sample --prompt x --lora no-lora", "--lora no-lora does not exist: give the lora folder of a run"),
     ("sample --run photos --lora photos", LORA_FILE),
     ("sample --run old", "config.json", "damaged"),
 )
@@ -177,22 +190,23 @@ WITH_MODEL: tuple[tuple[str, ...], ...] = (
     ("train --model no/model --reward colorfulness --prompt ''", "hf download"),
     (
         "train --model tiny-sd --sample-num-steps 2000",
-        "error: sample_num_steps=2000 is more than the",
+        "error: --sample-num-steps 2000 is more than the",
         "of 1000 timesteps: take fewer",
     ),
-    ("train --algorithm flow_grpo", "error: algorithm='flow_grpo' needs a flow model"),
-    ("train --accelerator-kwargs '{\"nope\": 1}' --reward colorfulness", "accelerator_kwargs={'nope': 1} "),
+    ("sample --prompt x --steps 2000", "error: --steps 2000 is more than the", "take fewer"),
+    ("train --algorithm flow_grpo", "error: --algorithm flow_grpo needs a flow model"),
+    ("train --accelerator-kwargs '{\"nope\": 1}' --reward colorfulness", "--accelerator-kwargs {'nope': 1} "),
 )
 NO_REWARD = "(no --reward is given, so it is the preset's)"
 UNFIT: tuple[tuple[str, ...], ...] = (
-    ("--images foxes", "reward='prompt_alignment': prompts[0]='a fox' names no digit", NO_REWARD),
+    ("--images foxes", "--reward prompt_alignment: prompts[0]='a fox' names no digit", NO_REWARD),
     ("--images foxes --model tiny-zoo --reward recoloring", "no class subfolders"),
     ("--images zoo --prompt 'a {label}d fox'", "names no digit", NO_REWARD),
     ("--prompt 'a car' --model tiny-zoo", "'a car', names no animal", NO_REWARD),
     ("--prompts mixed.txt", "prompts[1]='a fox' names no digit"),
-    ("--reward clip_change", "reward='clip_change' also looks at the input image", "give --images FOLDER"),
-    ("--reward clip_margin --prompts digit_world", "with their label, as those of prompts="),
-    ("--judge edit --model tiny-sd", "judge='edit' also looks at the input image"),
+    ("--reward clip_change", "--reward clip_change also looks", "give --images FOLDER with class subfolders"),
+    ("--reward clip_margin --prompts digit_world", "with their label, as those of --prompts animals"),
+    ("--judge edit --model tiny-sd", "--judge edit also looks at the input image"),
     ("--validation mixed.txt --model tiny-sd", "prompts[1]='a fox' names no digit"),
 )
 RETURNED: tuple[tuple[str, ...], ...] = (
@@ -229,9 +243,13 @@ def refused(here, model, monkeypatch, capsys):
         before = {*here.rglob("*")}
         assert cli.main(shlex.split(words.replace("MODEL", model))) == 2
         said = capsys.readouterr().err.replace("\r", "\n").splitlines()
-        (line,) = (line for line in said if "error" in line.lower() or "Traceback" in line)
-        assert line.startswith("error: ")
+        (first,) = (n for n, line in enumerate(said) if "error: " in line.lower() or "Traceback" in line)
+        (error,) = re.findall(r"^error: .*(?:\n  .*)*", "\n".join(said[first:]), re.MULTILINE)
+        assert [line for line in error.splitlines() if len(line) > 80 and " " in line.strip()] == []
+        line = " ".join(error.split())
         assert len(line) < 700
+        unquoted = re.sub(messages.QUOTED, "", line)
+        assert [name for name in FLAGS | FIELDS if re.search(rf"[ (]{name}=", unquoted)] == []
         assert [part for part in holds if part not in line] == []
         return {path for path in {*here.rglob("*")} - before if "__pycache__" not in path.parts}
 

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from ddpo_lessons.cli.messages import wrapped
 from ddpo_lessons.embedded import CHECKPOINTS
 from ddpo_lessons.table import Lines
 
@@ -166,8 +167,8 @@ def run(_: object = None) -> int:
     """Print an [OK], [NOTE] or [FAIL] line for each finding, then a verdict; return 1 if one failed."""
     count = failed = notes = 0
     for finding in _findings():
-        print(finding, flush=True)
+        print(wrapped(str(finding), 7), flush=True)
         count, failed, notes = count + 1, failed + (not finding.ok), notes + finding.is_note
     verdict = f"{count - failed - notes} of {count} checks passed{f', {notes} with a note' if notes else ''}"
-    print(f"\n{verdict}{NEXT_AFTER_FAILURE if failed else ''}", flush=True)
+    print(wrapped(f"\n{verdict}{NEXT_AFTER_FAILURE if failed else ''}", 0), flush=True)
     return int(failed > 0)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.cli import reward_flag
+from ddpo_lessons.cli.messages import in_flags
 from ddpo_lessons.cli.options import Train
 from ddpo_lessons.cli.presets import world_size
 from ddpo_lessons.cli.sample import NOISE_STRENGTH, takes_images
@@ -30,21 +30,12 @@ from ddpo_lessons.plan import counts
 from ddpo_lessons.training.runlog import GRIDS, claim
 
 SHOWN = 80  # characters of a prompt
-# Settings in the messages of `claim`, as flags.
-IN_FLAGS = {"resume_from='auto'": "--resume-from auto", "resume_from='latest'": "--resume-from latest"}
-IN_FLAGS |= {"overwrite=True": "--overwrite", "another output_dir": "another --output-dir"}
-IN_FLAGS |= {"output_dir=": "--output-dir "}
 
 
 def say(text: str) -> None:
     """Print a line in one of the processes."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
-
-
-def terminal_width() -> int:
-    """Return the columns of the terminal, but 88 at most, and 80 if there is none."""
-    return min(88, shutil.get_terminal_size().columns)
 
 
 def settle(arguments: Train) -> DDPOConfig:
@@ -54,10 +45,7 @@ def settle(arguments: Train) -> DDPOConfig:
     """
     config = arguments.make_config()
     _check_apart(arguments, config.run_dir)
-    try:
-        claim(replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config)
-    except ValueError as error:
-        raise ValueError(_in_flags(error)) from error
+    claim(replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config)
     if not arguments.chosen.config:
         plan = config.epoch_plan(1, world_size())
         say(
@@ -66,14 +54,6 @@ def settle(arguments: Train) -> DDPOConfig:
             f"mixed_precision={config.mixed_precision}, learning rate {config.train_learning_rate:g}"
         )
     return config
-
-
-def _in_flags(error: ValueError) -> str:
-    """Return a message of `claim` with flags in the place of settings."""
-    message = str(error)
-    for field, flag in IN_FLAGS.items():
-        message = message.replace(field, flag)
-    return message
 
 
 def _check_apart(arguments: Train, run_dir: Path) -> None:
@@ -110,7 +90,8 @@ def _check_terms(reward: str, arguments: Train, images: ImageFolder | None) -> N
         return
     drawn, metadata = arguments.choose_prompts(seed=0)()
     is_file = arguments.prompt is None and Path(name).is_file()
-    reward_flag.check_text(terms, read_prompts(name) if is_file else [drawn], metadata)
+    said = read_prompts(name) if is_file else [drawn]
+    reward_flag.check_text(terms, said, metadata, arguments.prompt)
 
 
 def choose_start(arguments: Train, pipeline: Any) -> FromNoise:
@@ -149,6 +130,10 @@ def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -
     if family is not None and not issubclass(family, StableDiffusion3):  # whose count is rounded up
         count_steps(config.sample_num_steps, strength)  # raises an error if it is 0, as the run would
     yield from count(config, make_algorithm(chosen.algorithm), strength)
+    try:
+        claim(config)
+    except ValueError as error:
+        yield f"but the run would end with an error: {in_flags(str(error), arguments)}"
 
 
 def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> Iterator[str]:
@@ -173,10 +158,6 @@ def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> It
     written = -(-config.num_epochs // config.save_freq)
     yield f"checkpoints: {written} written, {min(written, config.num_checkpoint_limit)} kept"
     yield f"output folder: {config.run_dir}"
-    try:
-        claim(config)
-    except ValueError as error:
-        yield f"but the run would end with an error: {_in_flags(error)}"
 
 
 def _family(model: str) -> type[Family] | None:

@@ -1,4 +1,4 @@
-"""Run `ddpo-lessons demo · preflight · train · sample · plot · doctor`, and print each error in one line.
+"""Run `ddpo-lessons demo · preflight · train · sample · plot · doctor`, and print errors.
 
 A command imports what it needs when it runs, because torch takes a second to load and diffusers four, and
 `doctor` must also run where they cannot be loaded.
@@ -20,6 +20,7 @@ from typing import Any
 import tyro
 
 from ddpo_lessons import __version__
+from ddpo_lessons.cli.messages import in_flags, wrapped
 from ddpo_lessons.words import similar
 
 # Each command has a module with the function `run(flags)`; its flags are a class of `options`.
@@ -121,16 +122,20 @@ def run(name: str, flags: Any) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, by default that of the process's command line, and return the exit status.
 
-    The status is 0 after success and 2 after an error, which is printed in one line (tyro prints its own). As
-    in shells it is 130 after Ctrl-C and 143 after SIGTERM, even if the run was saved, and 141 if nobody reads
-    the output any more, as after `| head`. Without arguments the function prints the help, as pip does.
+    The status is 0 after success and 2 after an error, which is printed (tyro prints its own). As in shells
+    it is 130 after Ctrl-C and 143 after SIGTERM, even if the run was saved, and 141 if nobody reads the
+    output any more, as after `| head`. Without arguments the function prints the help, as pip does.
     """
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if argv[0] == "help":
         argv = [*argv[1:2], "--help"]
-    warnings.formatwarning = lambda message, *place, **_: (
-        f"warning: {message}\n"
-    )  # without a path of the package
+    flags: Any = None
+
+    def said(message: object) -> str:  # before flags are parsed, messages are about the names in a file
+        return str(message) if flags is None else in_flags(str(message), flags)
+
+    # without a path of the package
+    warnings.formatwarning = lambda message, *place, **_: f"{wrapped(f'warning: {said(message)}')}\n"
     try:
         if argv in (["--version"], ["-V"], ["--help"], ["-h"]):
             print(HELP if argv[0] in ("--help", "-h") else __version__, flush=True)
@@ -143,8 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
             return 141
-        text = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
-        print(f"error: {text}{_own_line(error)}", file=sys.stderr)
+        place = _own_line(error)
+        text = re.sub(r"^\[Errno \d+\] ", "", str(error) if place else said(error)).strip()
+        print(wrapped(f"error: {text}{place}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count
@@ -157,5 +163,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             place += ": metadata has an image only with --images FOLDER"
         if isinstance(end, SystemExit):
             did, place = "ended the program by", f"{place}: raise an error instead"
-        print(f"error: your code {did} {end!r}{place}", file=sys.stderr)
+        print(wrapped(f"error: your code {did} {end!r}{place}"), file=sys.stderr)
         return 2

@@ -19,7 +19,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.cli import reward_flag
 from ddpo_lessons.cli.presets import OF_MODELS, PRESETS, Preset, divide, world_size
-from ddpo_lessons.cli.runs import Policy, check_model, find_policy
+from ddpo_lessons.cli.runs import Policy, check_model, find_policy, lack
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.folders import LABEL
@@ -104,7 +104,7 @@ def check_packages(config: DDPOConfig) -> None:
     for name, package in (("log_with", config.log_with), ("train_use_8bit_adam", adam)):
         ways = ["tensorboard", "tensorboardX"] if package == "tensorboard" else [package]
         if package and not any(importlib.util.find_spec(str(way)) for way in ways):
-            raise ImportError(f"{name} needs a package that is not installed: pip install {package}")
+            raise ImportError(f"{name} needs a package that is not installed: `pip install {package}`")
 
 
 def check_output(folder: Path) -> None:
@@ -257,7 +257,8 @@ class Train:
                 if getattr(self, name) is not None:
                     raise ValueError(f"--{name.replace('_', '-')} needs input images: give --images too")
             if self.chosen.noise_strength is not None:
-                raise ValueError(f"--preset {self.preset} needs input images: give --images FOLDER")
+                wanted = reward_flag.wanted(reward_flag.parse(self.chosen.reward), self.prompt)
+                raise ValueError(f"--preset {self.preset} needs input images: give {wanted}")
             check_no_label(self.prompt)
         if self.prompts is not None and (self.images, self.prompt) != (None, None):
             raise ValueError("--prompts cannot be combined with --prompt or --images: leave it out")
@@ -275,12 +276,10 @@ class Train:
         if self.images is not None and not self.images.is_dir():
             raise ValueError(f"--images {self.images} is not a folder: give a folder of images")
         source = config.resume_from
-        if source not in ("", "auto", "latest") and not Path(source, "state.json").is_file():
-            raise ValueError(f"--resume-from {source} holds no state.json: give the folder of a checkpoint")
-        if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
-            raise ValueError(
-                f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}: give the folder of a LoRA"
-            )
+        if source not in ("", "auto", "latest") and (fault := lack(Path(source), "state.json")):
+            raise ValueError(f"--resume-from {fault}: give the folder of a checkpoint")
+        if config.train_lora_from and (fault := lack(Path(config.train_lora_from), LORA_FILE)):
+            raise ValueError(f"--train-lora-from {fault}: give the folder of a LoRA")
         check_packages(config)
         if self.judge is not None:
             with reward_flag.called_judge():
@@ -298,7 +297,7 @@ class Train:
             name = type(self).__name__.lower()
             raise ValueError(
                 f"{name} needs a choice of what to train: give --reward, --preset, --model or --algorithm "
-                f"(ddpo-lessons {name} --help explains them). For example, `ddpo-lessons {name} --reward "
+                f"(`ddpo-lessons {name} --help` explains them). For example, `ddpo-lessons {name} --reward "
                 "colorfulness --num-epochs 20` trains tiny-sd, a small model in the package"
             )
 

@@ -3,7 +3,8 @@
 import tempfile
 
 from ddpo_lessons.checks import preflight
-from ddpo_lessons.cli import dry_run, train
+from ddpo_lessons.cli import train
+from ddpo_lessons.cli.messages import terminal_width
 from ddpo_lessons.cli.options import Preflight
 from ddpo_lessons.data.folders import find_images
 
@@ -14,5 +15,5 @@ def run(arguments: Preflight) -> int:
     with tempfile.TemporaryDirectory() as folder:  # another run may be in the folder that the flags name
         arguments.settings |= {"output_dir": folder, "resume_from": "", "log_with": None}
         findings = preflight(train.make_trainer(arguments, images))
-    print(findings.text(dry_run.terminal_width()))
+    print(findings.text(terminal_width()))
     return int(bool(findings.failed))

@@ -163,9 +163,18 @@ def check(terms: Sequence[Term], images: ImageFolder, prompt: str | None) -> Non
         if "prompt" in REWARDS[name].needs and not any(line.strip() for line in said):
             raise ValueError(
                 f"reward={name!r} scores what the prompt says, but the folder {images.folder} has no "
-                "captions: write the prompt of NAME.png into NAME.txt beside it, or give prompt=TEXT for all"
+                "captions: write the prompt of NAME.png into NAME.txt beside it, or give --prompt TEXT"
             )
         _check_words(name, said)
+
+
+def wanted(terms: Sequence[Term], prompt: str | None) -> str:
+    """Return the flags that rewards of img2img need."""
+    needs = {need for term in terms if not term.place for need in REWARDS[term.name].needs}
+    folder = f"--images FOLDER{' with class subfolders' if {'label', 'digit'} & needs else ''}"
+    if prompt is not None or "prompt" not in needs:
+        return folder
+    return f"{folder}, and --prompt TEXT, or else the prompt of NAME.png in NAME.txt beside it"
 
 
 def _check_labels(name: str, images: ImageFolder) -> None:
@@ -197,12 +206,14 @@ def _check_words(name: str, prompts: Sequence[str]) -> None:
         raise ValueError(f"reward={name!r}: {error}") from error
 
 
-def check_text(terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
+def check_text(
+    terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[str, Any], prompt: str | None
+) -> None:
     """Raise a ValueError for rewards whose needs text-to-image with these prompts does not meet."""
     for name in (term.name for term in terms if not term.place):
         needs = REWARDS[name].needs
         if {"image", "target"} & set(needs):
-            raise ValueError(f"reward={name!r} also looks at the input image: give --images FOLDER")
+            raise ValueError(f"reward={name!r} also looks at the input image: give {wanted(terms, prompt)}")
         if "label" in needs and "label" not in metadata:
             raise ValueError(
                 f"reward={name!r} needs prompts that come with their label, as those of prompts='animals' do"

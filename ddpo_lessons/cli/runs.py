@@ -6,7 +6,9 @@ from typing import Any
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.embedded import no_model
-from ddpo_lessons.training.record import METRICS, read_run
+from ddpo_lessons.training.record import CONFIG, METRICS, read_run
+
+GIVE_A_RUN = "give the folder of a run, which is the --output-dir of its training, or else logs/ddpo"
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,11 @@ def find_policy(run_dir: Path | None, model: str | None, lora: Path | None) -> P
     A LoRA folder that lies in a run's folder has that run's settings. If something is missing, a ValueError
     names the flag that helps.
     """
-    if lora is not None and not (lora / LORA_FILE).is_file():
-        raise ValueError(f"--lora {lora} holds no {LORA_FILE}: give the lora folder of a run")
+    if lora is not None and (fault := lack(lora, LORA_FILE)):
+        raise ValueError(f"--lora {fault}: give the lora folder of a run")
     if run_dir is not None:
+        if fault := lack(run_dir, CONFIG):
+            raise ValueError(f"--run {fault}: {GIVE_A_RUN}")
         if lora is not None:
             raise ValueError("--run has LoRA weights of its own: leave out --lora, or --run")
         settings, record = read_run(run_dir)
@@ -70,3 +74,10 @@ def check_model(model: str) -> None:
     fault = no_model(model)
     if fault:
         raise ValueError(f"--model {fault}")
+
+
+def lack(folder: Path, file: str) -> str:
+    """Return what is wrong with a folder that should hold a file, or nothing."""
+    if folder.is_dir():
+        return "" if (folder / file).is_file() else f"{folder} holds no {file}"
+    return f"{folder} is a file" if folder.exists() else f"{folder} does not exist"

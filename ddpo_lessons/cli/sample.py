@@ -186,13 +186,13 @@ def _check_sizes(files: Sequence[Path], size: int, factor: int, longest: float) 
 def _sample(arguments: Sample, pipeline: Any, jobs: Sequence[Job]) -> int:
     """Generate and write one batch after the other; after Ctrl-C all written images are complete."""
     folder, shown = arguments.output_dir, []
-    folder.mkdir(parents=True, exist_ok=True)
     family, settings = family_of(pipeline), _settings(arguments)  # a family remembers embeddings
     square = _size(arguments)
     if isinstance(family.schedule(settings.num_inference_steps, size=square), FlowSchedule):
         settings = replace(
             settings, eta=0.0
         )  # the noise of training only explores: plain diffusers' steps are the ODE's
+    folder.mkdir(parents=True, exist_ok=True)
     size, done = 1 if arguments.keep_size else arguments.batch_size, 0  # sizes may differ
     side = image_size(pipeline) if square is None else square[0]
     low = loaded_dtype(arguments.policy.settings) == torch.bfloat16  # then as in training, LoRA in float32

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
 from ddpo_lessons.cli import dry_run, reward_flag
+from ddpo_lessons.cli.messages import terminal_width, wrapped
 from ddpo_lessons.cli.options import Train
 from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, summary
 from ddpo_lessons.data.prompts import read_prompts
@@ -84,7 +85,7 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     try:
         if arguments.images is None:
             prompts = read_prompts(arguments.validation)
-            reward_flag.check_text(rewards, prompts, {})
+            reward_flag.check_text(rewards, prompts, {}, arguments.prompt)
             return prompts
         held_out = find_images(arguments.validation)
         reward_flag.check(rewards, held_out, arguments.prompt)
@@ -108,7 +109,7 @@ def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         if trainer.epochs_done == 1:
-            width = dry_run.terminal_width()
+            width = terminal_width()
             say(trainer.accelerator, "\n".join(wrap(str(found), 6, width) for found in trainer.preflight))
 
     return hook
@@ -157,8 +158,8 @@ def _prompt_source(arguments: Train) -> dict[str, Any]:
 def _print_places(trainer: Trainer) -> None:
     run_dir = trainer.config.run_dir
     if (run_dir / PLOT).is_file():  # a plot that failed was warned of
-        print(f"{run_dir / PLOT}: rewards and other curves of the run, and its images")
-    print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from auto")
+        print(wrapped(f"{run_dir / PLOT}: rewards and other curves of the run, and its images"))
+    print(wrapped(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from auto"))
     folder = run_dir / ("lora" if trainer.use_lora else "pipeline")
     command = shlex.join(["ddpo-lessons", "sample", "--run", str(run_dir)])
     print(f"{folder}: what was trained; use it with\n  {command}")

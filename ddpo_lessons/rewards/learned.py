@@ -257,7 +257,7 @@ def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC
     clip = load_clip(model)
     width = clip.model.config.projection_dim
     if width != 768:
-        raise ValueError(f"model={str(model)!r} embeds in {width} dimensions: use {CLIP_MODEL}")
+        raise ValueError(f"the CLIP model {str(model)!r} embeds in {width} dimensions: use {CLIP_MODEL}")
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:

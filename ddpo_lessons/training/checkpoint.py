@@ -149,8 +149,8 @@ def _instead_of(folder: Path) -> str:
     others = [other for other in found if other != folder]
     if others:
         best = found[found.index(folder) - 1] if folder in found[1:] else others[-1]
-        return f"resume from another, with resume_from={str(best)!r} (on the command line as --resume-from)"
-    return "there is no other: start again with overwrite=True (on the command line as --overwrite)"
+        return f"resume from another, with resume_from={str(best)!r}"
+    return "there is no other: start again with overwrite=True"
 
 
 def prune(run_dir: Path, limit: int) -> None:
