@@ -376,7 +376,7 @@ def _check_combinations(config: DDPOConfig) -> None:
     reserved = sorted(config.accelerator_kwargs.keys() & set(_RESERVED))
     if reserved:
         raise ValueError(
-            f"accelerator_kwargs must not contain {', '.join(reserved)}: set the fields of the config instead"
+            f"accelerator_kwargs must not contain {', '.join(map(repr, reserved))}: other settings decide it"
         )
     if not config.train_cfg and config.sample_guidance_scale > 1:
         raise ValueError(

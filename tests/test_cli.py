@@ -256,10 +256,11 @@ def test_a_dry_run_may_name_a_folder_that_holds_a_run(here, model, capsys):
     run_command("train", *flags)
     records = read_metrics("run")
     run_command("train", *flags, "--dry-run")
-    *_, folder, refused = capsys.readouterr().out.splitlines()
-    assert folder == "output folder: run"
+    _, folder, refused = capsys.readouterr().out.partition("\noutput folder: run\n")
+    assert folder
     assert refused.startswith("but the run would end with an error: run already holds a run: set")
-    assert "--overwrite" in refused
+    assert "--overwrite to replace it" in " ".join(refused.split())
+    assert max(map(len, refused.splitlines())) <= 80
     for words in (["--overwrite"], ["--resume-from", "auto"], ["--output-dir", "new"]):
         run_command("train", *flags, "--dry-run", *words)
         assert "already holds" not in capsys.readouterr().out

@@ -69,7 +69,7 @@ def test_asynchronous_rewards_are_not_offered():
         (
             "accelerator_kwargs",
             {"gradient_accumulation_steps": 2},
-            "must not contain gradient_accumulation_steps",
+            "must not contain 'gradient_accumulation_steps': other settings",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.cli import reward_flag
-from ddpo_lessons.cli.messages import in_flags
+from ddpo_lessons.cli.messages import in_flags, wrapped
 from ddpo_lessons.cli.options import Train
 from ddpo_lessons.cli.presets import world_size
 from ddpo_lessons.cli.sample import NOISE_STRENGTH, takes_images
@@ -133,7 +133,7 @@ def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -
     try:
         claim(config)
     except ValueError as error:
-        yield f"but the run would end with an error: {in_flags(str(error), arguments)}"
+        yield wrapped(f"but the run would end with an error: {in_flags(str(error), arguments)}")
 
 
 def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> Iterator[str]:

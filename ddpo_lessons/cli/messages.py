@@ -45,9 +45,8 @@ def wrapped(text: str, indent: int = 2) -> str:
     Commands stand in backticks. Later lines are indented.
     """
     width = terminal_width()
-    layout = textwrap.TextWrapper(
-        width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+    layout = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    layout.subsequent_indent = " " * indent
 
     def keep(found: re.Match[str]) -> str:
         is_whole = found[0][0] == "`" or len(found[0]) < width

@@ -452,7 +452,7 @@ class Sample:
             raise ValueError("--keep-size and --resolution contradict each other: leave one of them out")
         for place in self.images:
             if not place.exists():
-                raise ValueError(f"--images {place} does not exist")
+                raise ValueError(f"--images {place} does not exist: give folders or files of images")
         if self.images and self.count is not None:
             raise ValueError("--count cannot be combined with --images: leave one of them out")
         record = self.policy.record
@@ -462,7 +462,8 @@ class Sample:
                 raise ValueError(f"the run's folder of images, {trained_on}, no longer exists: give --images")
             return
         if self.noise_strength is not None or self.keep_size:
-            raise ValueError("--noise-strength and --keep-size need input images: give --images too")
+            flag = "--keep-size" if self.keep_size else "--noise-strength"
+            raise ValueError(f"{flag} needs input images: give --images too")
         if record.get("start", "noise") != "noise":
             raise ValueError("the run got its images from a Python function: give --images")
         check_no_label(self.prompt)

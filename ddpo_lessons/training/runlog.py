@@ -72,8 +72,8 @@ def claim(config: DDPOConfig) -> Path | None:
     run, or files of no run that a run would change, or there is nothing to resume.
     """
     run_dir = config.run_dir
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ValueError(f"output_dir={str(run_dir)!r} is a file: choose another output_dir")
+    if file := next((place for place in (run_dir, *run_dir.parents) if place.is_file()), None):
+        raise ValueError(f"output_dir={str(file)!r} is a file: choose another output_dir")
     checkpoints = checkpoint.list_checkpoints(run_dir)
     is_run = bool(checkpoints) or (run_dir / METRICS).is_file() or _is_of_a_run(run_dir / CONFIG)
     if others := [
