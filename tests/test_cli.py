@@ -112,7 +112,9 @@ def test_train_then_sample(here, model, capsys):
     assert len(read_metrics("a run", "step")) == 1
     assert config_of(here / "a run")["train_learning_rate"] == 1e-3
     assert (here / "a run" / "lora" / LORA_FILE).is_file()
-    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    command = shlex.split(lines[-1])
     assert command == ["ddpo-lessons", "sample", "--run", "a run"]
     run_command(*command[1:], "--count", "3")
     paths = capsys.readouterr().out.split()

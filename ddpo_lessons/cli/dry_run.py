@@ -48,11 +48,12 @@ def settle(arguments: Train) -> DDPOConfig:
     claim(replace(config, overwrite=True) if arguments.dry_run and not config.resume_from else config)
     if not arguments.chosen.config:
         plan = config.epoch_plan(1, world_size())
-        say(
+        text = (
             f"without --preset, settings that no flag gives are for trying out: {plan.total_samples} "
             f"samples per epoch, {plan.samples_per_optimizer_step} per optimizer step, "
-            f"mixed_precision={config.mixed_precision}, learning rate {config.train_learning_rate:g}"
+            f"--mixed-precision {config.mixed_precision}, learning rate {config.train_learning_rate:g}"
         )
+        say(wrapped(text))
     return config
 
 
