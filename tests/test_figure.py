@@ -36,7 +36,9 @@ STEPS = [
     {"epoch": 2, "max_ratio_error": None, "first_replay_max_ratio_error": 0.125, "clip_fraction": None},
     {"epoch": 2, "max_ratio_error": 0.75, "clip_fraction": 1.0},
 ]
-QUANTILES = {"reward_q05": -3.0, "reward_q25": 0.0, "reward_q75": 2.0, "reward_q95": 4.0}
+QUANTILES = {
+    "reward_q05": -3.0, "reward_q25": 0.0, "reward_q50": 1.5, "reward_q75": 2.0, "reward_q95": 4.0,
+}  # fmt: skip
 EPOCHS = [
     {"epoch": 1, "reward_mean": 1.0, "reward/clip": 7.0, **QUANTILES},
     {"epoch": 2, "reward_mean": 3.0, "reward/clip": 8.0, **QUANTILES},
@@ -87,8 +89,11 @@ def notes(drawn: Figure) -> str:
 def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path):
     validation = [{"epoch": epoch, "validation_reward": epoch + 0.5} for epoch in (0, 2)]
     drawn = plot_run(write_records(tmp_path / "run", validation=validation, step=STEPS, epoch=EPOCHS))
-    assert {key: lines(drawn, key) for key in ("reward_mean", "validation_reward", "reward/clip")} == {
+    assert {
+        key: lines(drawn, key) for key in ("reward_mean", "reward_q50", "validation_reward", "reward/clip")
+    } == {
         "reward_mean": [([1, 2], [1.0, 3.0])],
+        "reward_q50": [([1, 2], [1.5, 1.5])],
         "validation_reward": [([0, 2], [0.5, 2.5])],
         "reward/clip": [([1, 2], [7.0, 8.0])],
     }
@@ -99,25 +104,29 @@ def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path
         "reward", "reward term: clip", "largest |ratio − 1| (dashed: first step)", "clip fraction",
     ]  # fmt: skip
     assert legend(drawn) == ["run (epoch 2)"]
-    bands = ["25% to 75% quantile", "5% to 95% quantile (may be cut off)"]
-    assert legend(drawn, 1) == ["mean", *bands, "validation"]
+    bands = ["25% to 75% quantile", "5% to 95%"]
+    assert legend(drawn, 1) == ["median", "mean", *bands, "validation"]
     assert notes(drawn) == ""
 
 
-def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
+def test_one_run_has_its_median_and_two_bands_and_several_have_their_means(tmp_path):
     runs = [write_records(tmp_path / name, epoch=EPOCHS) for name in "ab"]
-    heights, named = {}, {}
-    for count in (1, 2, 3):
-        drawn = plot_run(*[*runs, runs[0]][:count])
-        heights[count] = [
-            (band.get_label(), {y for _, y in band.get_paths()[0].vertices.tolist()})
-            for band in drawn.axes[0].collections
-        ]
-        named[count] = legend(drawn, 1)
-    middle, wide = ("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})
-    assert heights == {1: [middle, wide], 2: [middle, middle], 3: []}
-    quantiles = ["25% to 75% quantile", "5% to 95% quantile (may be cut off)"]
-    assert named == {1: ["mean", *quantiles], 2: quantiles[:1], 3: []}
+    alone, both = plot_run(runs[0]), plot_run(*runs)
+    heights = [
+        (band.get_label(), {y for _, y in band.get_paths()[0].vertices.tolist()})
+        for band in alone.axes[0].collections
+    ]
+    assert heights == [("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})]
+    assert [line.get_label() for line in alone.axes[0].lines] == ["reward_mean", "reward_q50"]
+    mean, median = alone.axes[0].lines
+    assert mean.get_linewidth() < median.get_linewidth()
+    assert mean.get_color() != median.get_color()
+    assert legend(alone, 1) == ["median", "mean", "25% to 75% quantile", "5% to 95% (−3.0 to 4.0)"]
+    assert not both.axes[0].collections
+    assert [line.get_label() for line in both.axes[0].lines] == ["reward_mean"] * 2
+    assert legend(both, 1) == []
+    older = [{"epoch": 1, "reward_mean": 1.0}]
+    assert legend(plot_run(write_records(runs[0], epoch=older)), 1) == ["mean"]
 
 
 def test_the_bands_of_one_epoch_are_bars(tmp_path):
@@ -126,14 +135,30 @@ def test_the_bands_of_one_epoch_are_bars(tmp_path):
     assert sizes == [[pytest.approx(0.2), 2.0], [pytest.approx(0.2), 7.0]]
 
 
-def test_the_scale_of_the_reward_is_that_of_the_mean_and_the_quartiles(tmp_path):
-    wide = [{**row, "reward_q05": -300.0, "reward_q95": 400.0} for row in EPOCHS]
-    validation = [{"epoch": 2, "validation_reward": 5.0}]
-    for rows, more, expected in ((EPOCHS, [], (0, 3)), (wide, [], (0, 3)), (wide, validation, (0, 5))):
-        drawn = plot_run(write_records(tmp_path, epoch=rows, validation=more))
-        low, high = drawn.axes[0].get_ylim()
-        room = 0.05 * (expected[1] - expected[0])
-        assert (low, high) == (pytest.approx(expected[0] - room), pytest.approx(expected[1] + room))
+@pytest.mark.parametrize(
+    ("changes", "expected", "ends"),
+    [
+        ({}, (-3.35, 4.35), ""),
+        ({"reward_q05": -5.0, "reward_q95": 4.0}, (-5.45, 4.45), ""),  # three times the inner band
+        ({"reward_q05": -5.5}, (-3.0, 4.35), " (−5.5 to 4.0)"),
+        ({"reward_q95": 400.0}, (-3.45, 6.0), " (−3 to 400)"),
+        ({"reward_q05": -300.0, "reward_q95": 400.0}, (-3.0, 6.0), " (−300 to 400)"),
+        ({"reward_mean": -20.0, "reward_q05": -30.0}, (-31.7, 5.7), ""),  # the mean has the height anyway
+        ({"reward_mean": -20.0, "reward_q05": -300.0}, (-20.0, 5.2), " (−300 to 4)"),
+        ({"reward_q25": 3.0, "reward_q50": 3.0, "reward_q75": 3.0, "reward_mean": 3.0}, (-3.35, 4.35), ""),
+        ({"reward_q05": None, "reward_q95": None}, (-0.15, 3.15), ""),
+    ],
+)  # fmt: skip
+def test_the_outer_band_is_whole_unless_the_inner_one_had_less_than_a_third(
+    tmp_path, changes, expected, ends
+):
+    """The validation is 3; a side that is not cut has a margin of 5%."""
+    row = {**EPOCHS[0], **changes}
+    drawn = plot_run(
+        write_records(tmp_path, epoch=[row], validation=[{"epoch": 1, "validation_reward": 3.0}])
+    )
+    assert drawn.axes[0].get_ylim() == pytest.approx(expected)
+    assert [text for text in legend(drawn, 1) if text.startswith("5%")] in ([f"5% to 95%{ends}"], [])
 
 
 def test_two_bands_are_as_different_as_the_wide_one_and_the_background(tmp_path):
@@ -252,23 +277,22 @@ def test_a_run_without_an_epoch_and_the_order_of_a_sum_do_not_split_the_rewards(
     assert titles(plot_run(a, b))[:1] == ["mean reward"]
 
 
-def test_titles_say_which_direction_of_a_term_is_better_if_its_weight_is_known(tmp_path):
+def test_titles_name_the_weight_of_a_term_if_it_is_known_and_the_same_in_all_runs(tmp_path):
     row = {"epoch": 1, "reward_mean": 1.0, "reward/red": 1.0, "reward/clip_score": 1.0, "reward/judge": 1.0}
     runs = [write_records(tmp_path / name, epoch=[row]) for name in "abcd"]
     write_config(runs[0], reward={"my.py:red": -0.5, "clip_score@folder:1/clip": 1.0})
-    write_config(runs[1], reward={"my.py:red": 0.5, "clip_score": 2.0})
+    write_config(runs[1], reward={"my.py:red": 0.5, "clip_score": 1.0})
     write_config(runs[2], reward={"my.py:red": 0, "other": 1.0})
     write_config(runs[3], reward="edit")
     clip, red = "reward term: clip_score", "reward term: red"
-    higher, lower = "(higher is better)", "(lower is better)"
 
     def shown(*numbers: int) -> list[str]:
         return sorted(title for title in titles(plot_run(*[runs[n] for n in numbers])) if "term" in title)
 
-    assert shown(0) == [f"{clip} {higher}", f"{red} {lower}"]
-    assert shown(1) == [f"{clip} {higher}", f"{red} {higher}"]
-    assert shown(0, 1) == [f"{clip} {higher}", red]
-    assert shown(2) == shown(3) == shown(0, 3) == [clip, red]
+    assert shown(0) == [f"{clip} (weight 1)", f"{red} (weight −0.5)"]
+    assert shown(0, 1) == [f"{clip} (weight 1)", red]
+    assert shown(2) == [clip, f"{red} (weight 0)"]
+    assert shown(3) == shown(0, 3) == [clip, red]
 
 
 def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):

@@ -41,7 +41,7 @@ SIZES = {
     "xtick.labelsize": grids.POINTS, "ytick.labelsize": grids.POINTS, "legend.fontsize": grids.POINTS,
 }  # fmt: skip
 STYLE: list[Any] = ["default", "ddpo_lessons.lessons.lesson", SIZES]
-REWARD, RATIO = "reward_mean", "max_ratio_error"
+REWARD, MEDIAN, RATIO = "reward_mean", "reward_q50", "max_ratio_error"
 TERM, EVALUATOR = "reward/", "reward/judge"
 TITLES = {  # of the panels below those of the reward and its terms
     RATIO: "largest |ratio − 1|",
@@ -54,12 +54,10 @@ DASHED = {REWARD: "validation_reward", RATIO: "first_replay_max_ratio_error"}  #
 FIRST_STEP = " (dashed: first step)"
 STEPS = "optimizer_steps"  # of an epoch
 REWARDS = ("reward", "reward_function")  # in a run's config.json: of the command line, and of all runs
-WIDE = ("reward_q05", "reward_q95")  # its band does not set the scale, of which it would take most
-GRAY = "#5f636b"  # of the line below the panels
-BANDS = {  # and their opacity
-    ("reward_q25", "reward_q75"): ("25% to 75% quantile", 0.34),
-    WIDE: ("5% to 95% quantile (may be cut off)", 0.16),
-}
+GRAY, INK = "#5f636b", "#22262e"  # of the line below the panels, and of a single run's mean
+INNER, OUTER = ("reward_q25", "reward_q75"), ("reward_q05", "reward_q95")
+BANDS = {INNER: ("25% to 75% quantile", 0.34), OUTER: ("5% to 95%", 0.16)}  # and their opacity
+MANY = 25  # points of a curve, beyond which it is thin and has no dots
 
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
 
@@ -74,14 +72,14 @@ class Panel(NamedTuple):
 def plot_run(*folders: str | Path) -> Figure:
     """Plot the records of one or several runs over their epochs, and some of their images.
 
-    The panels show the reward (mean, quantiles, validation), the mean of each reward term, the error of the
-    ratio, the clip fraction and the KL, as far as they were recorded; a line below them names those that are
-    0 in every epoch. Each run has one color. Runs of different rewards have a panel of the reward each,
-    because such rewards cannot be compared. The images are an early and the latest ones of a single run, or
-    the latest ones of each of up to four runs if these still fit a screen. They are of the same prompts or
-    input images if there are such, and stand above their rewards and prompts; a prompt that is the same for
-    all is in the title. A run need not be finished. Raises ValueError if a folder is not that of a run, or a
-    record is damaged.
+    The panels show the reward (mean, validation, and of a single run the median and quantiles), the mean of
+    each reward term, the error of the ratio, the clip fraction and the KL, as far as they were recorded; a
+    line below them names those that are 0 in every epoch. Each run has one color. Runs of different rewards
+    have a panel of the reward each, because such rewards cannot be compared. The images are an early and the
+    latest ones of a single run, or the latest ones of each of up to four runs if these still fit a screen.
+    They are of the same prompts or input images if there are such, and stand above their rewards and prompts;
+    a prompt that is the same for all is in the title. A run need not be finished. Raises ValueError if a
+    folder is not that of a run, or a record is damaged.
 
         plot_run("runs/edit")  # as the last expression of a cell: shows the figure
         plot_run("runs/a", "runs/b").savefig("both.png")
@@ -98,13 +96,13 @@ def plot_run(*folders: str | Path) -> Figure:
     epochs = [epoch for run in runs for column in run.values() for epoch in column] or [1]
     marks = ticks.of_epochs(min(epochs), max(epochs))
     names, records = _names(paths), [_record(path) for path in paths]
-    groups, better = _groups(records, runs), _better(records, runs)
+    groups, known = _groups(records, runs), [_weights(record) for record in records]
     labels = [_label(name, run) for name, run in zip(names, runs, strict=True)]
     panels = [Panel(REWARD, group) for group in groups]
     panels += [Panel(key, range(len(runs))) for key in keys if key not in zeros]
     with style.context(STYLE):
         colors = _colors(len(runs))
-        bands = [band for band in list(BANDS)[: max(0, 3 - len(runs))] if _has(runs, band[0])]
+        bands = [band for band in BANDS if len(runs) == 1 and _has(runs, band[0])]
         head = _Head(labels[0] if len(runs) == 1 else "", _symbols(labels, runs, colors, bands))
         page = _Page(panels, head.height, _note(runs, zeros))
         sheets = list[grids.Sheet]()
@@ -118,7 +116,8 @@ def plot_run(*folders: str | Path) -> Figure:
         for (key, numbers), axis in zip(panels, axes, strict=True):
             for number in numbers:
                 _draw(axis, runs[number], key, colors[number], bands)
-            title = _title(key) + better.get(key, "")
+            named = {weights.get(key, "") for weights, run in zip(known, runs, strict=True) if key in run}
+            title = _title(key) + (named.pop() if len(named) == 1 else "")
             if key == RATIO and _has(runs, DASHED[key]):
                 title += FIRST_STEP
             if key == REWARD and len(runs) > 1:
@@ -207,18 +206,36 @@ def _groups(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> list[
     return [sorted([*first, *empty]), *rest]
 
 
-def _better(records: Sequence[dict[str, Any]], runs: Sequence[Columns]) -> dict[str, str]:
-    """Return which direction of a reward term is better, for the terms whose weights have a known sign."""
-    signs: dict[str, set[int]] = defaultdict(set)  # 0 if unknown
-    for record, run in zip(records, runs, strict=True):
-        weights = record.get("reward")
-        known = weights if isinstance(weights, dict) else {}  # of FILE.py:NAME, or of NAME@MODEL
-        named = {text.partition("@")[0].rpartition(":")[2]: weight for text, weight in known.items()}
-        for key in _keys([run], TERM):
-            weight = named.get(key.removeprefix(TERM), 0)
-            signs[key].add((weight > 0) - (weight < 0))
-    words = {1: " (higher is better)", -1: " (lower is better)"}
-    return {key: words[sign] for key, (sign, *others) in signs.items() if sign and not others}
+def _weights(record: dict[str, Any]) -> dict[str, str]:
+    """Name the weights of the reward terms FILE.py:NAME or NAME@MODEL of the command line."""
+    weights = record.get("reward")
+    named = weights.items() if isinstance(weights, dict) else ()
+    terms = {text.partition("@")[0].rpartition(":")[2]: ticks.minus(f"{weight:g}") for text, weight in named}
+    return {TERM + term: f" (weight {weight})" for term, weight in terms.items()}
+
+
+def _cut(run: Columns) -> tuple[float, float, str] | None:
+    """Return the limits of the reward and the ends of its outer band, if the panel has to cut that band.
+
+    It is cut if the median, the inner band and the validation would have less than a third of the height
+    otherwise, and not because of the mean, which is never cut; it may then go beyond them by their height.
+    """
+
+    def extent(*names: str) -> tuple[float, float]:
+        values = [value for name in names for value in run.get(name, {}).values() if math.isfinite(value)]
+        return min(values, default=0), max(values, default=0)
+
+    inside = MEDIAN, DASHED[REWARD], *INNER
+    bottom, top = extent(*inside)
+    low, high = extent(*inside, REWARD)
+    lowest, highest = extent(*inside, REWARD, *OUTER)
+    height = max(top - bottom, (high - low) / 2)
+    if not highest - lowest > 3 * height > 0:
+        return None
+    low, high = max(lowest, min(low, bottom - height)), min(highest, max(high, top + height))
+    room = (high - low) / 20  # on a side that is not cut
+    ends = " to ".join(grids.equal_decimals([str(end) for end in extent(*OUTER)]))
+    return low - room * (low == lowest), high + room * (high == highest), ends
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -349,22 +366,32 @@ def _mark_epochs(axis: Axes, marks: Sequence[int], has_numbers: bool) -> None:
 
 def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[str, str]]) -> None:
     """Plot the curves of a run in a panel, labeled with their keys."""
-    for name, look, hollow in ((key, ".-", color), (DASHED.get(key, ""), "o--", axis.get_facecolor())):
+    looks = {key: "solid", DASHED.get(key, ""): "dashed"}
+    if key == REWARD and bands:
+        looks |= {MEDIAN: "solid", REWARD: "thin"}
+    for name, look in looks.items():
         if name in run:
             x, y = list(run[name]), list(run[name].values())
-            width, size = (1.5, 4) if len(x) <= 50 else (0.8, 1)
-            axis.plot(x, y, look, color=color, label=name, lw=width, ms=size, mfc=hollow, clip_on=False)
+            axis.plot(x, y, label=name, clip_on=False, **_look(look, color, len(x)))
     for low, high in bands if key == REWARD else ():
         if low in run and high in run:
             places: list[float] = list(run[key])
             bottom, top = ([run[name].get(epoch, math.nan) for epoch in run[key]] for name in (low, high))
             if len(places) == 1:  # as a bar
                 places, bottom, top = [places[0] - 0.1, places[0] + 0.1], bottom * 2, top * 2
-            opacity = BANDS[low, high][1]
-            scale = axis.get_ylim()
-            axis.fill_between(places, bottom, top, color=color, alpha=opacity, lw=0, label=low)
-            if (low, high) == WIDE:
-                axis.set_ylim(scale)
+            axis.fill_between(places, bottom, top, color=color, alpha=BANDS[low, high][1], lw=0, label=low)
+    if key == REWARD and OUTER in bands and (limits := _cut(run)):
+        axis.set_ylim(limits[:2])
+
+
+def _look(look: str, color: str, points: int = 2) -> dict[str, Any]:
+    """Return the look of a curve with so many points: solid with dots, dashed with hollow ones, or thin."""
+    if look == "thin":
+        return {"color": INK, "lw": 0.8, "marker": "_" if points == 1 else ""}
+    width, size = (1.5, 4 if points > 1 else 8) if points <= MANY else (1, 1)
+    solid = {"color": color, "lw": width, "marker": ".", "ms": size}
+    dashed = {"ls": "--", "marker": "o" if points <= MANY else "", "mfc": "white"}
+    return solid | dashed if look == "dashed" else solid
 
 
 def _scale(axis: Axes, key: str, title: str) -> None:
@@ -413,23 +440,23 @@ def _symbols(
     names: Sequence[str], runs: Sequence[Columns], colors: Sequence[str], bands: Sequence[tuple[str, str]]
 ) -> list[tuple[Any, str]]:
     """Return the symbols of the legend, each with its text: of several runs, and of curves and bands."""
-    import matplotlib
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    def line(color: str, look: str = ".-", hollow: str | None = None) -> Any:
-        return Line2D([], [], color=color, ls=look[1:], marker=look[0], ms=4, lw=1.5, mfc=hollow or color)
-
-    if len(runs) == 1:
-        symbols, color = [(line(colors[0]), "mean")], colors[0]
-    else:  # the title of a panel says that the curves of the runs are means
-        symbols = [(line(each), name) for each, name in zip(colors, names, strict=True)]
-        color = matplotlib.rcParams["text.color"]
+    color = colors[0] if len(runs) == 1 else INK
+    curves = [("solid", each, name) for each, name in zip(colors, names, strict=True)]
+    if len(runs) == 1:  # of several, the title of a panel says that the curves are means
+        centers = {"solid": "median", "thin": "mean"} if bands else {"solid": "mean"}
+        curves = [(look, color, name) for look, name in centers.items()]
+    symbols = list[tuple[Any, str]]()
+    symbols += [(Line2D([], [], **_look(look, each)), name) for look, each, name in curves]
     for n, band in enumerate(bands):
         clear = math.prod(1 - BANDS[each][1] for each in bands[n:])  # a band is above those that are wider
-        symbols.append((Patch(facecolor=color, alpha=1 - clear, lw=0), BANDS[band][0]))
+        limits = _cut(runs[0]) if band == OUTER else None
+        ends = f" ({limits[2]})" if limits else ""
+        symbols.append((Patch(facecolor=color, alpha=1 - clear, lw=0), BANDS[band][0] + ends))
     if _has(runs, DASHED[REWARD]):
-        symbols.append((line(color, "o--", "white"), "validation"))
+        symbols.append((Line2D([], [], **_look("dashed", color)), "validation"))
     return symbols
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,42 +170,47 @@ def _samples(captions: list[str]) -> list[Sample]:
 
 # ------------------------------------------------------------------------------------------- samples
 def _arrange(grids: list[Grid], titles: list[str], width: int, are_of_runs: bool = False) -> list[Sheet]:
-    """Arrange the samples of each grid in a row, with their rewards and prompts below.
-
-    Rewards of different runs need not have equally many decimals.
-    """
+    """Arrange the samples of each grid in a row, with their rewards and prompts below."""
     if not grids:
         return []
     per_sample = max(len(sample.tiles) for grid in grids for sample in grid.samples)
     most = (COLUMNS // 2 if are_of_runs else COLUMNS) // per_sample
-    chosen = _of_all(grids, most) if len(grids) > 1 else []
-    is_same = bool(chosen)
-    for grid in grids[len(chosen) :]:
-        numbers = varied([sample.prompt for sample in grid.samples], most)
-        chosen.append([grid.samples[number] for number in numbers])
-    alike = [[samples] for samples in chosen] if are_of_runs else [chosen]  # in their decimals
-    rewards = iter(
-        reward
-        for rows in alike
-        for reward in equal_decimals([sample.reward for samples in rows for sample in samples])
-    )
+    same = _of_all(grids, most) if len(grids) > 1 else []
+    chosen = same or [
+        [grid.samples[number] for number in varied([sample.prompt for sample in grid.samples], most)]
+        for grid in grids
+    ]
     columns = max(*map(len, chosen), most if are_of_runs else most * 3 // 4)
     pitch = (width + GAP) / columns  # pixels from sample to sample
-    sheets, shared = list[Sheet](), ""
+    titles = _titles(titles, chosen, bool(same), are_of_runs)
+    rewards, sheets = _rewards(chosen, are_of_runs), list[Sheet]()
     for grid, title, samples in zip(grids, titles, chosen, strict=True):
-        prompts = list(dict.fromkeys(sample.prompt for sample in samples))
-        is_above = is_same and bool(sheets)  # the prompts are below the first images
-        lines = LINES // per_sample if len(prompts) > 1 and not is_above else 0
+        are_below = len({sample.prompt for sample in samples}) > 1 and not (same and sheets)
+        lines = LINES // per_sample if are_below else 0  # of the prompts
         texts = [[next(rewards), *wrap(sample.prompt, round(pitch - GAP), lines)] for sample in samples]
-        has_inputs = per_sample > 1 and (
-            bool(sheets) or not are_of_runs
-        )  # of runs, only the second title has room
-        about = _about(prompts, has_inputs, is_same if sheets else None)
+        sheets.append(_lay_out(grid, samples, texts, cut(title, width, HEADING), pitch, width))
+    return sheets
+
+
+def _rewards(rows: list[list[Sample]], are_of_runs: bool) -> Iterator[str]:
+    """Write the rewards with equally many decimals: in both rows of a run, or in the row of each run."""
+    texts = [[sample.reward for sample in row] for row in rows]
+    alike = texts if are_of_runs else [[reward for row in texts for reward in row]]
+    return (reward for group in alike for reward in equal_decimals(group))
+
+
+def _titles(titles: list[str], rows: list[list[Sample]], is_same: bool, are_of_runs: bool) -> list[str]:
+    """Add to each title what is below the images, and a prompt of all of them that is not in the first."""
+    whole, shared = list[str](), ""
+    for title, row in zip(titles, rows, strict=True):
+        prompts = list(dict.fromkeys(sample.prompt for sample in row))
+        has_inputs = len(row[0].tiles) > 1 and (bool(whole) or not are_of_runs)  # a run's name takes room
+        about = _about(prompts, has_inputs, is_same if whole else None)
         if len(prompts) == 1 and prompts[0] not in ("", shared):
             shared = prompts[0]
             about += f", prompt: {shared}"
-        sheets.append(_lay_out(grid, samples, texts, cut(title + about, width, HEADING), pitch, width))
-    return sheets
+        whole.append(title + about)
+    return whole
 
 
 def _about(prompts: list[str], has_inputs: bool, is_same: bool | None) -> str:
