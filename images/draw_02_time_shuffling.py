@@ -273,42 +273,43 @@ def draw_orders() -> Figure:
     return figure
 
 
-def _of_steps(axes: Axes, column: str, names: Sequence[str], reward: str, color: str, shift: float) -> None:
-    """Draw a column of gradient_signal.csv: a dash for each seed, a dot at their mean."""
+def _of_steps(column: str, names: Sequence[str], reward: str) -> list[list[float]]:
+    """Return a column of gradient_signal.csv: for each step or sum of steps the numbers of the seeds."""
     rows = where(read_rows("results/gradient_signal.csv"), reward=reward)
-    seeds = [[float(row[column]) for row in where(rows, steps=name)] for name in names]
-    means, places = (
-        [mean(values) for values in seeds],
-        [k + shift if k < 7 else 1.4 * k - 1.9 + 2 * shift for k in range(len(names))],
-    )
-    axes.plot(places[:7], means[:7], color=color)  # sums of steps, which follow, are no part of the line
-    axes.plot(places, means, "o", color=color, markersize=5)
-    for place, values in zip(places, seeds, strict=True):
-        axes.plot([place] * len(values), values, "_", color=color, markersize=9, alpha=0.5)
-    for place, value in zip(places[7:], means[7:], strict=True):
-        height, side = (0.06, "bottom") if shift < 0 or value > 0.05 else (-0.06, "top")
-        axes.text(place, value + height, minus(f"{value:.2f}"), color=color, ha="center", va=side)
+    return [[float(row[column]) for row in where(rows, steps=name)] for name in names]
 
 
 def draw_signal() -> Figure:
-    """Length of each step's gradient, and its cosine with that of an independent batch."""
-    figure, (lengths, cosines) = panels(2, (6, 6.3), stacked=True, height_ratios=(2, 3))
+    """Length of each step's gradient, its cosine with that of an independent batch, and that of sums."""
+    figure, (lengths, cosines, sums) = panels(3, (6, 6.2), stacked=True, height_ratios=(3, 4, 5))
     steps = ["999", "874", "749", "624", "499", "374", "249"]
-    sums = ["first three", "last three", "all seven"]
-    for reward, color, shift, height in (("redness", RED, -0.1, 0.62), ("compressibility", BLUE, 0.1, 0.5)):
-        _of_steps(lengths, "length", steps, reward, color, shift)
-        _of_steps(cosines, "cosine", steps + sums, reward, color, shift)
-        cosines.text(2.2, height, reward, color=color, weight="bold")
-    lengths.set_xticks(range(7), steps)
-    lengths.set_xlabel("timestep")
+    names = ["first three", "last three", "all seven"]
+    for reward, color, shift, height in (("redness", RED, 0.06, 0.75), ("compressibility", BLUE, -0.06, 0.47)):
+        for axes, column in ((lengths, "length"), (cosines, "cosine")):  # dots are means, and dashes seeds
+            seeds = _of_steps(column, steps, reward)
+            axes.plot([mean(values) for values in seeds], "o-", color=color, markersize=5)
+            for k, values in enumerate(seeds):
+                axes.plot([k] * len(values), values, "_", color=color, markersize=10, alpha=0.5)
+        cosines.text(1.4, height, reward, color=color, weight="bold")
+        for place, values in enumerate(_of_steps("cosine", names, reward)):
+            y = 4 * shift - place
+            sums.plot(values, [y] * len(values), "|", color=color, markersize=9, alpha=0.5)
+            sums.plot(mean(values), y, "o", color=color, markersize=5)
+            text = minus(f"{mean(values):.2f}")
+            sums.text(max(values) + 0.02, y, text, color=color, va="center")
+    for axes in (lengths, cosines):
+        axes.set_xticks(range(7), steps if axes is cosines else [])
+    cosines.set_xlabel("timestep", labelpad=0)
     lengths.set_title("length of a step's gradient")
-    lengths.set_ylim(0, None)
-    ticks = [*steps, *(name.replace(" ", "\n") for name in sums)]
-    cosines.set_xticks([*range(7), 7.9, 9.3, 10.7], ticks)
+    lengths.set_ylim(0, 0.25)
     cosines.axhline(0, color=MUTED, linewidth=0.9, linestyle="--")
-    cosines.set_title("cosine with that of an independent batch")
-    cosines.set_ylim(-0.2, 1)
-    plain(lengths, cosines)
+    cosines.set_title("its cosine with that of an independent batch")
+    cosines.set_ylim(-0.1, 1)
+    sums.axvline(0, color=MUTED, linewidth=0.9, linestyle="--")
+    sums.set_title("the same cosine for sums of steps")
+    sums.set_yticks([0, -1, -2], names)
+    sums.set(xlim=(-0.05, 0.55), ylim=(-2.5, 0.5), xticks=(0, 0.2, 0.4))
+    plain(lengths, cosines, sums)
     return figure
 
 

@@ -164,30 +164,29 @@ def curves() -> Figure:
 def tradeoff() -> Figure:
     """Draw the mean trade-off curve of each method; beside it each seed's foxes at one file size."""
     rows = read_rows("zoo/painter.csv")
-    figure, (plane, level) = panels(2, (6, 6.4), stacked=True, height_ratios=(3, 2), sharey=True)
-    places = {"DDPO": (-1.45, 35), "KL 0.03": (-1.58, 70), "KL 0.1": (-2.25, 104), "RWR": (-2.05, 40)}
+    figure, (plane, level) = panels(2, (6, 6), stacked=True, height_ratios=(3, 2), sharey=True)
+    places = {"DDPO": (-1.5, 37), "KL 0.03": (-1.67, 70), "KL 0.1": (-2.29, 110), "RWR": (-2.03, 50)}
     for place, (method, color) in enumerate(COLORS.items()):
         found = [curve * (1, 100) for curve in of_seeds(where(rows, method=method), "reward", "fox")]
         plane.plot(*np.mean(found, axis=0).T, "o-", color=color, linewidth=2, markersize=4.5)
         plane.text(*places[method], NAMES[method], color=color, ha="center", fontsize=13)
         kept = [share for curve in found if (share := kept_at(curve, LEVEL)) is not None]
-        level.plot([place] * len(kept), kept, "o", color=color, markersize=8, alpha=0.75)
+        beside = place + np.linspace(-0.12, 0.12, len(kept))  # so that each seed can be seen
+        level.plot(beside, kept, "o", color=color, markersize=8, alpha=0.75)
         if not kept:
             level.text(place, 50, "not\nreached", color=color, ha="center", va="center", fontsize=13)
-    for name, text, shift in (
-        ("best-of-8", "best-of-8", (-3, 9)),
-        ("more words", "longer prompt", (-4, 9)),
-    ):
+    look = {"ha": "center", "fontsize": 13, "color": PURPLE}
+    for name, text, right in (("best-of-8", "best-of-8", 0.03), ("more words", "longer prompt", 0.13)):
         x, y = untrained(rows, name)
         plane.plot(x, y, "D", color=PURPLE, markersize=7)
-        look = {"textcoords": "offset points", "ha": "left", "fontsize": 13, "color": PURPLE}
-        plane.annotate(text, (x, y), shift, **look)
+        plane.text(x + right, 110, text, **look)
     plane.axvline(LEVEL, color=MUTED, linewidth=1, linestyle=":")
-    plane.set(xlim=(-2.4, -1.05), ylim=(-3, 116), yticks=range(0, 101, 20))
+    plane.text(LEVEL - 0.02, 4, "1.9 kB", color=MUTED, ha="right", fontsize=13)
+    plane.set(xlim=(-2.4, -1.05), ylim=(-4, 124), yticks=range(0, 101, 20))
     plane.set_xlabel("reward (minus kB)", **TEXT)
     plane.set_title("images with a fox (%), means", **TEXT)
     level.set(xlim=(-0.5, 3.5))
-    level.set_xticks(range(4), [name.replace(" = ", "\n") for name in NAMES.values()])
+    level.set_xticks(range(4), NAMES.values())
     level.set_title(f"images with a fox (%) at {abs(LEVEL)} kB, each seed", **TEXT)
     plain(plane, level, **TICKS)
     return figure
