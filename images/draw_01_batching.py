@@ -58,8 +58,8 @@ def _digit(digit: int, strength: float) -> torch.Tensor:
 
 def draw_silent() -> Figure:
     """Rewards of ten healthy runs and of ten with one wrong line, and the records that both leave."""
-    figure, axes = diagram(6, 5.5)
-    upper = figure.add_axes((0.09, 0.56, 0.88, 0.375))
+    figure, axes = diagram(6, 4.9)
+    upper = figure.add_axes((0.09, 0.54, 0.88, 0.395))
     for is_faulty, color in ((False, BLUE), (True, RED)):
         for seed in range(SEEDS):
             means = [round(mean, 2) for mean in _learn(seed, is_faulty)]
@@ -83,11 +83,11 @@ def draw_silent() -> Figure:
         ("mean of the advantages", "0.00"),
         ("errors, warnings", "none"),
     )
-    label(axes, 0.2, 2.3, "records of an epoch", align="left", weight="bold")
+    label(axes, 0.2, 2.0, "records of an epoch", align="left", weight="bold")
     for x, name, ink in ((3.9, "blue", BLUE), (5.2, "red", RED)):
-        label(axes, x, 2.3, name, ink=ink, weight="bold")
+        label(axes, x, 2.0, name, ink=ink, weight="bold")
     for row, (name, value) in enumerate(records):
-        y = 2.0 - 0.295 * row
+        y = 1.74 - 0.26 * row
         label(axes, 0.2, y, name, align="left")
         for x, ink in ((3.9, BLUE), (5.2, RED)):
             label(axes, x, y, value, ink=ink)
@@ -120,8 +120,8 @@ def draw_loop() -> Figure:
         label(axes, 5.4, y + 0.27, signed(float(advantage), 1), ink=ink, size=14, weight="bold")
     arrow(axes, (0.6, 3.48), (0.6, 2.87), width=2)
     arrow(axes, (1.2, 2.87), (1.2, 3.48), width=2)
-    label(axes, 1.4, 3.32, "next epoch: the changed policy samples", size=12, align="left")
-    label(axes, 1.4, 3.04, "again; the old samples are thrown away", size=12, align="left")
+    label(axes, 1.4, 3.32, "next epoch: the changed policy samples", align="left")
+    label(axes, 1.4, 3.04, "again; the old samples are thrown away", align="left")
     box(axes, 0.1, 0.1, 5.8, 2.75, color=PALE_ORANGE, edge=ORANGE)
     label(axes, 0.25, 2.57, "2  Training phase", ink=ORANGE, weight="bold", align="left")
     steps = (

@@ -232,16 +232,16 @@ def _strips(axes: Axes, x: float, y: float, steps: Sequence[Sequence[int]], colo
     for row, kept in enumerate(steps):
         for k in range(7):
             fill = color if k in kept else CARD
-            bar(axes, x + 0.28 * k, y - 0.15 * row, 0.26, 0.13, fill, edgecolor=MUTED, linewidth=0.9)
+            bar(axes, x + 0.28 * k, y - 0.11 * row, 0.26, 0.09, fill, edgecolor=MUTED, linewidth=0.9)
 
 
 def draw_question() -> Figure:
     """Five curves without names, and five orders without curves."""
-    figure, card = diagram(6, 7.2)
-    axes = figure.add_axes((0.09, 0.632, 0.85, 0.316), facecolor=CARD)
-    _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.06)
+    figure, card = diagram(6, 5.4)
+    axes = figure.add_axes((0.09, 0.6, 0.85, 0.33), facecolor=CARD)
+    _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.09)
     axes.set_title("mean redness of 48 new images")
-    title(card, 0.2, 3.72, "steps that are trained on (filled)")
+    title(card, 0.2, 2.5, "steps that are trained on (filled)")
     generator = torch.Generator().manual_seed(SEED + 5)
 
     def some() -> list[int]:
@@ -254,10 +254,10 @@ def draw_question() -> Figure:
         ("5  all seven", [list(range(7))] * 4),
     )  # fmt: skip
     for number, (name, steps) in enumerate(rows):
-        x, y = 0.2 + 3.0 * (number % 2), 2.83 - 1.13 * (number // 2)
-        label(card, x, y + 0.36, name, align="left")
+        x, y = 0.2 + 3.0 * (number % 2), 1.93 - 0.77 * (number // 2)
+        label(card, x, y + 0.24, name, align="left")
         _strips(card, x, y, steps, MUTED)
-    note(card, 3.2, 0.5, "rows: four samples\ncolumns: the seven steps,\nnoisiest first")
+    note(card, 3.2, 0.36, "rows: four samples\ncolumns: the seven steps,\nnoisiest first")
     return figure
 
 
@@ -284,7 +284,10 @@ def draw_signal() -> Figure:
     figure, (lengths, cosines, sums) = panels(3, (6, 6.2), stacked=True, height_ratios=(3, 4, 5))
     steps = ["999", "874", "749", "624", "499", "374", "249"]
     names = ["first three", "last three", "all seven"]
-    for reward, color, shift, height in (("redness", RED, 0.06, 0.75), ("compressibility", BLUE, -0.06, 0.47)):
+    for reward, color, shift, height in (
+        ("redness", RED, 0.06, 0.75),
+        ("compressibility", BLUE, -0.06, 0.47),
+    ):
         for axes, column in ((lengths, "length"), (cosines, "cosine")):  # dots are means, and dashes seeds
             seeds = _of_steps(column, steps, reward)
             axes.plot([mean(values) for values in seeds], "o-", color=color, markersize=5)

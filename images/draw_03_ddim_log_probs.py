@@ -72,15 +72,15 @@ def strips() -> np.ndarray:
 
 def same() -> Figure:
     """Two networks, the same noise: other images, and step by step the same log-prob."""
-    figure, axes = diagram(6, 6.6)
-    size, pitch, top = 0.48, 0.5, 5.2
+    figure, axes = diagram(6, 5.35)
+    size, pitch, top = 0.37, 0.385, 4.02
     columns = zip((1.1, 4.55), (2.4, 3.75), (BLUE, ORANGE), strips(), strict=True)
     log_probs = json.loads(frames().text["log_probs"])
-    note(axes, 0.1, 6.4, f"“{PROMPT}”; the same noise for both")
-    note(axes, 0.1, 6.1, "networks; each latent is decoded")
-    label(axes, 1.1, top + 0.62, "tiny-sd", ink=BLUE, weight="bold", align="left")
-    label(axes, 5.03, top + 0.62, "random weights", ink=ORANGE, weight="bold")
-    note(axes, 3.07, top + 0.33, "log-prob of each step", align="center")
+    note(axes, 0.1, 5.17, f"“{PROMPT}”; the same noise for both")
+    note(axes, 0.1, 4.89, "networks; each latent is decoded")
+    label(axes, 1.1, top + 0.53, "tiny-sd", ink=BLUE, weight="bold", align="left")
+    label(axes, 4.95, top + 0.53, "random weights", ink=ORANGE, weight="bold")
+    note(axes, 3.02, top + 0.29, "log-prob of each step", align="center")
     for row, t in enumerate(TIMES):
         note(axes, 0.95, top - row * pitch + size / 2, f"t = {t}" if t else "image", align="right")
     for column, (x, beside, color, strip) in enumerate(columns):

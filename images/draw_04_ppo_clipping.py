@@ -60,26 +60,28 @@ def _curves(axes: Axes, setting: tuple[str, str], measure: str) -> None:
 
 def clipping() -> Figure:
     """Draw the setting that the lesson opens with: two curves, and images along them."""
-    figure, axes = diagram(6, 6.95)
-    title(axes, 0.1, 6.72, "The reward is red; each batch is used four times.")
+    figure, axes = diagram(6, 5.8)
+    title(axes, 0.1, 5.58, "The reward is red; each batch is used four times.")
     for place, (measure, name) in enumerate(MEASURES.items()):
-        plot = figure.add_axes((0.075 + 0.515 * place, 0.645, 0.385, 0.25))
+        plot = figure.add_axes((0.075 + 0.515 * place, 0.645, 0.385, 0.241))
         _curves(plot, ("0.0002", "4"), measure)
         plot.set_title(name, color=INK)
         plot.set_xlabel("epoch", color=INK)
-    for (name, color), left in zip(COLORS.items(), (LEFT, 3.05), strict=True):
+    for place, row in enumerate(SHOWN):
+        note(axes, LEFT, 2.55 - 0.46 * place, f"epoch {LOOKED_AT[row]}")
+    for (name, color), left in zip(COLORS.items(), (1.05, 3.52), strict=True):
+        title(axes, left, 2.95, name, ink=color)
         pixels = mpl_image.imread(BENCHMARKS / f"results/clipping_{name.replace(' ', '_')}.png")
         size = len(pixels) // len(LOOKED_AT)
         for place, row in enumerate(SHOWN):
             digits = pixels[row * size : (row + 1) * size, : DIGITS * size]
-            text = f"{name}, epoch {LOOKED_AT[row]}"
-            image_row(figure, digits, text, 3.2 - 0.755 * place, left=left, width=2.85, color=color)
+            image_row(figure, digits, "", 2.35 - 0.46 * place, left=left, width=2.38)
     thin = f"Thin: {SEEDS} seeds; thick: their mean."
     where_red = "Redness: pure red 1, yellow about 0.5. Dotted: guessing."
-    note(axes, 0.1, 0.74, f"{thin} Images: one seed.", 12.5)
-    note(axes, 0.1, 0.47, where_red, 12.5)
+    note(axes, 0.1, 0.74, f"{thin} Images: one seed.")
+    note(axes, 0.1, 0.47, where_red)
     what = "Readable: a held-out classifier names the correct digit."
-    note(axes, 0.1, 0.2, what, 12.5)
+    note(axes, 0.1, 0.2, what)
     return figure
 
 

@@ -33,19 +33,19 @@ SHADES = LinearSegmentedColormap.from_list("shades", ["#e8a27c", CARD, "#8fb3e6"
 
 def two_mdps() -> Figure:
     """Draw a text and an image as the same thing: states, actions with log-probs, a reward at the end."""
-    figure, axes = diagram(6, 6.85)
+    figure, axes = diagram(6, 6.2)
     _text_row(axes, STRIP["text"])
-    axes.plot([0.1, 5.9], [3.3, 3.3], color=MUTED, linewidth=0.6)
+    axes.plot([0.1, 5.9], [2.98, 2.98], color=MUTED, linewidth=0.6)
     _image_row(axes, STRIP["image"])
     return figure
 
 
 def _text_row(axes: Axes, text: dict[str, Any]) -> None:
-    title(axes, 0.1, 6.62, "Text PPO: an action is a token", 14, ink=BLUE)
-    note(axes, 0.1, 6.27, f"query: “{' '.join(text['query'])}”")
-    note(axes, 0.1, 5.98, "response, which the policy ends itself:")
+    title(axes, 0.1, 5.98, "Text PPO: an action is a token", 14, ink=BLUE)
+    note(axes, 0.1, 5.66, f"query: “{' '.join(text['query'])}”")
+    note(axes, 0.1, 5.38, "response, which the policy ends itself:")
     numbers = list(zip(text["tokens"], text["log_prob"], text["advantage"], strict=True))
-    for line, top in enumerate((5.35, 4.12)):
+    for line, top in enumerate((4.8, 3.73)):
         note(axes, 1.08, top - 0.17, "log-prob", align="right")
         label(axes, 1.08, top - 0.47, "advantage", ink=BLUE, align="right", weight="bold", size=12)
         for column, (token, log_prob, advantage) in enumerate(numbers[5 * line : 5 * line + 5]):
@@ -53,9 +53,9 @@ def _text_row(axes: Axes, text: dict[str, Any]) -> None:
             box(axes, x, top, 0.75, 0.4, token, color=BLUE)
             label(axes, x + 0.375, top - 0.17, one_digit(log_prob))
             label(axes, x + 0.375, top - 0.47, one_digit(advantage, "+"), weight="bold")
-    arrow(axes, (5.17, 4.32), (5.37, 4.32))
-    label(axes, 5.64, 4.32, "end", size=12.5)
-    label(axes, 5.9, 5.98, f"reward {text['score']:+.2f}", weight="bold", align="right")
+    arrow(axes, (5.17, 3.93), (5.37, 3.93))
+    label(axes, 5.64, 3.93, "end", size=12.5)
+    label(axes, 5.9, 5.38, f"reward {text['score']:+.2f}", weight="bold", align="right")
 
 
 def one_digit(number: float, sign: str = "") -> str:
@@ -64,14 +64,14 @@ def one_digit(number: float, sign: str = "") -> str:
 
 
 def _image_row(axes: Axes, rollout: dict[str, Any]) -> None:
-    title(axes, 0.1, 3.05, "DDPO: an action is a denoising step", 14, ink=ORANGE)
-    note(axes, 0.1, 2.7, f"prompt: “{rollout['prompt']}”")
+    title(axes, 0.1, 2.75, "DDPO: an action is a denoising step", 14, ink=ORANGE)
+    note(axes, 0.1, 2.44, f"prompt: “{rollout['prompt']}”")
     raw = [np.frombuffer(base64.b64decode(state), dtype=np.uint8) for state in rollout["states"]]
     states = [pixels.reshape(rollout["size"], rollout["size"], 3) for pixels in raw]
-    side, pitch, low = 0.6, 0.81, 1.85
+    side, pitch, low = 0.6, 0.81, 1.63
     names = [f"$x_{{{t}}}$" for t in rollout["timesteps"]] + ["$x_{199}$", "$x_0$"]
-    note(axes, 1.12, 1.22, "log-prob", align="right")
-    label(axes, 1.12, 0.92, "advantage", ink=ORANGE, align="right", weight="bold", size=12)
+    note(axes, 1.12, 1.1, "log-prob", align="right")
+    label(axes, 1.12, 0.82, "advantage", ink=ORANGE, align="right", weight="bold", size=12)
     for number, (name, state) in enumerate(zip(names, states, strict=True)):
         x = 1.2 + number * pitch
         show_image(axes, x, low, side, state)
@@ -81,12 +81,12 @@ def _image_row(axes: Axes, rollout: dict[str, Any]) -> None:
         middle, acts = x + (side + pitch) / 2, number < len(rollout["log_probs"])
         arrow(axes, (x + side + 0.03, low + 0.3), (x + pitch - 0.02, low + 0.3), ink=INK if acts else MUTED)
         if acts:
-            label(axes, middle, 1.22, one_digit(rollout["log_probs"][number]))
-            label(axes, middle, 0.92, one_digit(rollout["advantage"], "+"), weight="bold")
-    note(axes, 5.15, 1.07, "no\nnoise", align="center")
+            label(axes, middle, 1.1, one_digit(rollout["log_probs"][number]))
+            label(axes, middle, 0.82, one_digit(rollout["advantage"], "+"), weight="bold")
+    note(axes, 5.15, 0.98, "no\nnoise", align="center")
     red, green, blue = states[-1].mean((0, 1)) / 255
-    label(axes, 5.9, 2.7, f"reward {blue - (red + green) / 2:+.2f}", weight="bold", align="right")
-    note(axes, 0.1, 0.5, "log-probs: means over 256 elements")
+    label(axes, 5.9, 2.44, f"reward {blue - (red + green) / 2:+.2f}", weight="bold", align="right")
+    note(axes, 0.1, 0.48, "log-probs: means over 256 elements")
     note(axes, 0.1, 0.2, "reward: how blue, compared with 32 images of the prompt", 12.5)
 
 

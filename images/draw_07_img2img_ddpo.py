@@ -128,10 +128,10 @@ def credit() -> Figure:
         for variant, name in NAMES.items():
             x, values = epochs(variant, rate)
             axes.plot(x, values.mean(1), color=COLORS[variant], linewidth=2, label=name)
-            band(axes, x, values, COLORS[variant], alpha=0.17)
+            band(axes, x, values, COLORS[variant], alpha=0.12)
         text = f"mean redness (the reward), learning rate {float(rate):.0e}"
         axes.set_title(text.replace("e-0", "e-"), fontsize=13, color=INK, loc="left")
-        axes.set_xlabel("epoch of 32 images", color=INK, fontsize=12)
+        axes.set_xlabel("epoch of 32 images", color=INK, fontsize=13)
         tidy(axes)
     names = plots[0].get_legend_handles_labels()
     look = {"ncols": 3, "columnspacing": 1, "handlelength": 1.4, "labelcolor": "linecolor"}
@@ -218,7 +218,7 @@ def stop() -> Figure:
     below.legend(loc="lower right", frameon=False)
     for axes in (above, below):
         axes.axvline(NO_GAIN, color=MUTED, linestyle=":", linewidth=1.2)
-        axes.set_xlabel("evaluations of the reward", color=INK, fontsize=12)
+        axes.set_xlabel("evaluations of the reward", color=INK, fontsize=13)
         tidy(axes)
     above.text(NO_GAIN + 150, above.get_ylim()[0] + 0.6, "no gain from here on", color=MUTED)
     return figure
@@ -255,8 +255,8 @@ def dilemma() -> Figure:
         axes.plot(*zip(*places, strict=True), marker, color=GREEN, markersize=8, **dot)
     tidy(axes)
     axes.set(xlim=(-4, 103), ylim=(0, 103))
-    axes.set_xlabel("backgrounds correct (%)", color=INK, fontsize=12)
-    axes.set_ylabel("animals kept (%)", color=INK, fontsize=12)
+    axes.set_xlabel("backgrounds correct (%)", color=INK, fontsize=13)
+    axes.set_ylabel("animals kept (%)", color=INK, fontsize=13)
     axes.set_title("Sampling settings move along curves; RL leaves them", color=INK)
     brown, purple, *_ = CURVE_COLORS
     _name(axes, 50, 36, "untrained,\nguidance 1", brown, "right")
@@ -264,7 +264,7 @@ def dilemma() -> Figure:
     _name(axes, 7, 98.6, "a program for this world", GREEN)
     _name(axes, 101, 98.6, "supervised on pairs", GREEN, "right")
     _name(axes, 37, 90, "branching, along training", ORANGE)
-    _name(axes, 101, 77, "5 seeds", ORANGE, "right")
+    _name(axes, 102, 75, "5 seeds", ORANGE, "right")
     _name(axes, 72.6, 70, "best-of-8,\nuntrained", GREEN, "center")
     return figure
 

@@ -34,8 +34,8 @@ def shown(name: str, row: int) -> np.ndarray:
 def question() -> Figure:
     """Draw rewards, records and images of the three runs."""
     rows = read_rows("results/silent_runs.csv")
-    figure, _ = diagram(6, 6.85)
-    place = {"left": 0.33, "right": 0.98, "bottom": 0.365, "top": 0.955}
+    figure, axes = diagram(6, 5.55)
+    place = {"left": 0.33, "right": 0.98, "bottom": 0.325, "top": 0.945}
     ratios = {"height_ratios": [1.9, 1.5], "hspace": 0.4, "wspace": 0.2}
     grid = figure.subplots(2, 3, gridspec_kw={**place, **ratios})
     places = [0.9 - 0.2 * number for number in range(len(RECORDS))]
@@ -57,9 +57,11 @@ def question() -> Figure:
     grid[1, 0].set_yticks(places, RECORDS, fontsize=13)
     grid[1, 0].tick_params(length=0)
     grid[1, 0].set(ylim=(0, 1))
-    for number, name in enumerate("XYZ"):
-        for row, (text, left) in enumerate(((f"run {name}, before", LEFT), ("after", 3.05))):
-            image_row(figure, shown(name, row), text, 1.72 - 0.81 * number, left=left, width=2.85)
+    for row, (text, left) in enumerate((("before", 0.85), ("after", 3.45))):
+        title(axes, left, 1.6, text)
+        for number, name in enumerate("XYZ"):
+            image_row(figure, shown(name, row), "", 1.05 - 0.46 * number, left=left, width=2.45)
+            title(axes, LEFT, 1.25 - 0.46 * number, f"run {name}")
     return figure
 
 
@@ -154,8 +156,8 @@ def precision() -> Figure:
     label(axes, 2.25, 2.87, "draw", ink=MUTED)
     arrow(axes, (0.6, 2.3), (0.6, 1.75))
     arrow(axes, (0.3, 3.1), (0.3, 4.15))
-    label(axes, 0.42, 3.77, "next state, and", ink=MUTED, align="left", size=12.5)
-    label(axes, 0.42, 3.48, "replayed in training", ink=MUTED, align="left", size=12.5)
+    label(axes, 0.42, 3.77, "next state, and", ink=MUTED, align="left")
+    label(axes, 0.42, 3.48, "replayed in training", ink=MUTED, align="left")
     label(axes, 0.1, 0.48, "VAE and text encoder round too, but their output is", align="left")
     label(axes, 0.1, 0.2, "recorded once. Training runs only the UNet again.", align="left")
     return figure

@@ -84,8 +84,8 @@ def eight() -> Figure:
         show_image(axes, 0.1, y, size, pixels[0], edge=MUTED)
         arrow(axes, (0.65, y + size / 2), (left - 0.08, y + size / 2), ink=color)
         note(axes, 1.18, y + size / 2 + 0.15, f"{STEPS} steps", align="center")
-        label(axes, left - 0.1, y - 0.18, "reward", size=12, align="right")
-        label(axes, left - 0.1, y - 0.43, "advantage", size=12, align="right")
+        label(axes, left - 0.1, y - 0.18, "reward", align="right")
+        label(axes, left - 0.1, y - 0.43, "advantage", align="right")
         for n, (value, advantage) in enumerate(zip(values.tolist(), advantages, strict=True)):
             x = left + n * pitch
             show_image(axes, x, y, size, pixels[n + 1], edge=color)
@@ -100,7 +100,7 @@ def budget() -> Figure:
     after, level = LEVEL - LENGTH, ETA * math.sqrt(LEVEL / (1 - LEVEL))
     fresh = level**2 * LENGTH
     kept = after - level**2 / (2 * LEVEL) * LENGTH
-    title(axes, 0.1, 2.5, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}", 12)
+    title(axes, 0.1, 2.5, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}")
     left, scale, height = 1.35, 6.5, 0.4
     for y, name, old, new, color in (
         (1.6, "ODE", after**2, 0.0, BLUE),
@@ -117,8 +117,8 @@ def budget() -> Figure:
         label(axes, left + (old + new) * scale + 0.12, y + 0.2, sums, size=12, align="left")
     x = left + after**2 * scale
     axes.plot([x, x], [0.4, 2.1], color=INK, linewidth=1.2, linestyle="--")
-    label(axes, x + 0.08, 0.2, f"room for {after**2:.2f}", size=12, align="right")
-    note(axes, 5.9, 0.2, "full: kept, hatched: fresh", size=12, align="right")
+    label(axes, x + 0.08, 0.2, f"room for {after**2:.2f}", align="right")
+    note(axes, 5.9, 0.2, "full: kept, hatched: fresh", align="right")
     return figure
 
 
@@ -161,7 +161,7 @@ def curves() -> Figure:
 
 def floor() -> Figure:
     """Draw the mean |Δ log p| before any update against the size of a latent, beside a fall as 1/√D."""
-    figure, axes = titled("replayed with bfloat16 weights", "replayed in float32", height=6)
+    figure, axes = titled("replayed with bfloat16 weights", "replayed in float32", height=5.6)
     rows = read_rows("results/flow_floor.csv")
     for axis, replayed in zip(axes, ("bfloat16 weights", "float32"), strict=True):
         for action, color in ((1, BLUE), (5, ORANGE), (9, GREEN)):
@@ -171,7 +171,7 @@ def floor() -> Figure:
             axis.plot(dims, found[0] * np.sqrt(dims[0] / dims), ":", color=color, linewidth=1.2)
             axis.axhline(float(mine[0]["second_term"]), color=color, linestyle="--", linewidth=1)
         axis.set(xscale="log", yscale="log", ylim=(2e-7, 4e-3))
-        axis.set_xlabel("elements D of a latent")
+    axes[1].set_xlabel("elements D of a latent")
     axes[0].set_ylabel("mean |Δ log p|")
     for height, text, color in (
         (2.8e-4, "action 9", GREEN),
@@ -179,8 +179,8 @@ def floor() -> Figure:
         (7e-7, "action 1", BLUE),
     ):
         axes[0].text(8e4, height, text, color=color, va="center")
-    axes[1].text(8e4, 1.05e-4, "dotted:\nas 1/√D", color=GREEN, va="center")
-    axes[1].text(260, 8e-7, "dashed: mean of d²/2", color=BLUE, va="bottom")
+    axes[1].text(8e4, 1.05e-4, "dotted:\nas 1/√D", color=MUTED, va="center")
+    axes[1].text(260, 8e-7, "dashed: mean of d²/2", color=MUTED, va="bottom")
     return figure
 
 

@@ -92,7 +92,7 @@ def trained(rows: list[dict[str, str]], method: str, examples: str) -> list[floa
 
 def draw_seeds(axes: Axes, found: list[float], height: float, marker: str, color: str) -> None:
     """Draw a pale mark for each seed, and an upright tick at their mean."""
-    axes.plot(found, [height] * len(found), marker, color=color, alpha=0.5, markersize=5.5, markeredgewidth=0)
+    axes.plot(found, [height] * len(found), marker, color=color, alpha=0.5, markersize=4.5, markeredgewidth=0)
     axes.plot([mean(found)] * 2, [height - 0.4, height + 0.4], color=color, linewidth=2.6, zorder=3)
 
 
@@ -104,7 +104,7 @@ def img2img() -> Figure:
     methods["DDPO"] = ["recorded actions"]
     looks = {**kinds, "recorded actions": ("D", INK)}
     shown = {"all alike": "equal\nweights"}
-    figure = Figure(figsize=(6, 11.6), facecolor=CARD, layout="constrained")
+    figure = Figure(figsize=(6, 9.8), facecolor=CARD, layout="constrained")
     grid = list(figure.subplots(3, 1, sharey=True))
     titles = {"2.0": "first step, guidance 2", "1.0": "first step, no guidance", "": "after training"}
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):
@@ -124,7 +124,9 @@ def img2img() -> Figure:
         axes.set_yticks(middles, [shown.get(name, name) for name in methods])
         axes.set_ylim(bottom, 0)
         axes.set_title(title)
-        axes.set_xlabel("cosine with the exact gradient" if guidance else "reward on test images", color=INK)
+        if guidance != "2.0":  # the second panel has the same axis
+            about = "cosine with the exact gradient" if guidance else "reward on test images"
+            axes.set_xlabel(about, color=INK)
         plain(axes, **TICKS)
     for axes in grid[:2]:
         axes.set(xlim=(-0.8, 0.8), xticks=(-0.5, 0, 0.5))
@@ -140,7 +142,7 @@ def img2img() -> Figure:
     handles = [
         Line2D(marker=marker, color=ink, label=kind, **no_line) for kind, (marker, ink) in looks.items()
     ]
-    tick = {"marker": "|", "markersize": 13, "markeredgewidth": 2.6, "label": "mean of the seeds"}
+    tick = {"marker": "|", "markersize": 11, "markeredgewidth": 2.6, "label": "mean of the seeds"}
     handles.append(Line2D(color=INK, **tick, **no_line))
     figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=2)
     return figure

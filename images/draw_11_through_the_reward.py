@@ -97,7 +97,7 @@ def diversity() -> Figure:
         axes.plot(*_columns(path, "diversity", "reward"), "o-", color=color, lw=2.2, ms=6, label=method)
     settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best-of-2", "best-of-3", "best-of-4")
     names = {
-        "guidance 1.5": (-21, -11, "right"),
+        "guidance 1.5": (-32, -26, "right"),
         "guidance 2": (7, 6, "left"),
         "guidance 4": (4, -17, "right"),
         "best-of-4": (9, -4, "left"),
@@ -114,6 +114,7 @@ def diversity() -> Figure:
         line = {"arrowstyle": "-", "color": MUTED} if name == "guidance 1.5" else None  # it is not beside it
         axes.annotate(name, place, (x, y), arrowprops=line, **look)
     axes.set_xlim(left=0.056)
+    axes.set_yticks([-0.4, -0.3, -0.2, -0.1])
     axes.legend(fontsize=13, frameon=False, loc="lower left")
     _style(axes, "diversity: difference between images of a prompt", "reward")
     return figure

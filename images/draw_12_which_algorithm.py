@@ -55,7 +55,7 @@ def at_the_end(task: str) -> dict[str, list[Row]]:
 
 def results() -> Figure:
     """Draw every seed of every method as a dot, its mean as a bar, and lines of what is there untrained."""
-    figure, grid = panels(2, (6, 9.4), stacked=True, height_ratios=(9, 4.4))
+    figure, grid = panels(2, (6, 6.4), stacked=True, height_ratios=(9, 4.4))
     for axes, (task, (column, scale)) in zip(grid, COLUMNS.items(), strict=True):
         _dots(axes, at_the_end(task), column, scale)
         for row in where(read_rows("results/equal_terms_untrained.csv"), task=task):
@@ -64,8 +64,8 @@ def results() -> Figure:
                     x = scale * float(row[column])
                     axes.axvline(x, color=INK, linestyle=style, linewidth=1.3, zorder=1)
                     place = axes.get_xaxis_transform()  # y in heights of the panel
-                    axes.text(x, 1.02, name, transform=place, color=INK, ha="center", va="bottom", size=12)
-        axes.set_title(TITLES[task], color=INK, pad=42)
+                    axes.text(x, 1.02, name, transform=place, color=INK, ha="center", va="bottom")
+        axes.set_title(TITLES[task], color=INK, pad=24 if task == "preference" else 40)
         axes.set_xlim(LIMITS[task])
     marks = {"marker": "o", "linestyle": "none", "markersize": 8}
     key = [Line2D([], [], color=color, label=kind, **marks) for kind, (color, _) in KINDS.items()]
@@ -80,7 +80,7 @@ def _dots(axes: Axes, ends: dict[str, list[Row]], column: str, scale: float) -> 
     for n, method in enumerate(order):
         color = next(color for color, methods in KINDS.values() if method in methods)
         axes.plot(values[method], np.full(len(values[method]), n), "o", color=color, markersize=5, alpha=0.55)
-        axes.plot(values[method].mean(), n, "|", color=color, markersize=22, markeredgewidth=3)
+        axes.plot(values[method].mean(), n, "|", color=color, markersize=15, markeredgewidth=3)
     plain(axes, colors=MUTED)
     axes.set_ylim(-0.6, len(order) - 0.4)
     axes.set_yticks(range(len(order)), order, color=INK)
@@ -116,8 +116,8 @@ def guide() -> Figure:
     figure, axes = diagram(6, height * len(QUESTIONS) - 0.1)
     for n, (question, answer) in enumerate(QUESTIONS):
         bottom = height * (len(QUESTIONS) - 1 - n) + 0.1
-        box(axes, 0.1, bottom, 3.15, 0.8, question, size=12.5)
-        box(axes, 3.85, bottom, 2.05, 0.8, answer, color=PALETTE[n % len(PALETTE)], size=12.5)
+        box(axes, 0.1, bottom, 3.15, 0.8, question)
+        box(axes, 3.85, bottom, 2.05, 0.8, answer, color=PALETTE[n % len(PALETTE)])
         arrow(axes, (3.25, bottom + 0.4), (3.85, bottom + 0.4))
         if n < len(QUESTIONS) - 1:
             note(axes, 3.53, bottom + 0.55, "yes", align="center")

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 from plots import BENCHMARKS, image_row, plain, read_rows, where
-from style import CARD, MUTED, PALETTE, diagram, main
+from style import CARD, MUTED, PALETTE, diagram, main, title
 
 ROWS = ("clean", "in fog", "untrained", "trained")  # of the image
 SIDE = 64  # of its tiles, in pixels
@@ -19,11 +19,13 @@ WITHOUT = (
 def restored() -> Figure:
     """Draw held-out images, and the fraction that the evaluator recognizes over the epochs of each seed."""
     rows = where(read_rows("results/full_run.csv"), learning_rate="0.002", penalty="40.0")  # the lesson's
-    figure, _ = diagram(6, 6.9)
+    figure, axes = diagram(6, 5.1)
     pixels = np.asarray(Image.open(BENCHMARKS / "results" / "full_run.png"))
     for n, name in enumerate(ROWS):
-        image_row(figure, pixels[SIDE * n : SIDE * (n + 1)], name, 5.92 - 1.0 * n)
-    lower = figure.add_axes((0.09, 0.085, 0.89, 0.26))
+        bottom = 4.42 - 0.63 * n
+        title(axes, 0.1, bottom + 0.3, name)
+        image_row(figure, pixels[SIDE * n : SIDE * (n + 1)], "", bottom, left=1.22, width=4.68)
+    lower = figure.add_axes((0.09, 0.11, 0.89, 0.25))
     curves = []
     for seed in dict.fromkeys(row["seed"] for row in rows):
         points = [row for row in where(rows, seed=seed) if row["what"].startswith("epoch ")]
