@@ -69,13 +69,13 @@ def clipping() -> Figure:
         plot.set_xlabel("epoch", color=INK)
     for place, row in enumerate(SHOWN):
         note(axes, LEFT, 2.55 - 0.46 * place, f"epoch {LOOKED_AT[row]}")
-    for (name, color), left in zip(COLORS.items(), (1.05, 3.52), strict=True):
+    for (name, color), left in zip(COLORS.items(), (1.05, 3.6), strict=True):
         title(axes, left, 2.95, name, ink=color)
         pixels = mpl_image.imread(BENCHMARKS / f"results/clipping_{name.replace(' ', '_')}.png")
         size = len(pixels) // len(LOOKED_AT)
         for place, row in enumerate(SHOWN):
             digits = pixels[row * size : (row + 1) * size, : DIGITS * size]
-            image_row(figure, digits, "", 2.35 - 0.46 * place, left=left, width=2.38)
+            image_row(figure, digits, "", 2.35 - 0.46 * place, left=left, width=2.3)
     thin = f"Thin: {SEEDS} seeds; thick: their mean."
     where_red = "Redness: pure red 1, yellow about 0.5. Dotted: guessing."
     note(axes, 0.1, 0.74, f"{thin} Images: one seed.")

@@ -390,7 +390,7 @@ def _look(look: str, color: str, points: int = 2) -> dict[str, Any]:
         return {"color": INK, "lw": 0.8, "marker": "_" if points == 1 else ""}
     width, size = (1.5, 4 if points > 1 else 8) if points <= MANY else (1, 1)
     solid = {"color": color, "lw": width, "marker": ".", "ms": size}
-    dashed = {"ls": "--", "marker": "o" if points <= MANY else "", "mfc": "white"}
+    dashed = {"ls": "--", "ms": 4, "marker": "o" if points <= MANY else "", "mfc": "white"}
     return solid | dashed if look == "dashed" else solid
 
 
