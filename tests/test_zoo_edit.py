@@ -133,3 +133,14 @@ def test_a_group_that_parts_at_the_last_step_alone_differs_less(monkeypatch):
     monkeypatch.setattr(edit_credit, "PARTS", {"all four": (0, 4), "4": (3, 4)})
     every, last = edit_credit.measure({"draw": 0})
     assert 0 < last["variance"] < every["variance"] / 2
+
+
+def test_best_of_8_draws_eight_and_an_unknown_alternative_is_refused(monkeypatch):
+    monkeypatch.setattr(edit, "IMAGES", 1)
+    counts = []
+    monkeypatch.setattr(edit, "best_of", lambda count, edits: counts.append(count) or edits.images)
+    rows = edit.compare({"what": "best-of-8", "seed": 0})
+    assert counts == [8, 8]  # for animals of the training and new ones
+    assert [row["background"] for row in rows] == [0, 0]  # of the input images, which stand for the best
+    with pytest.raises(ValueError, match="what='best of 8' is no alternative"):
+        edit.compare({"what": "best of 8", "seed": 0})

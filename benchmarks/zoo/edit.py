@@ -104,17 +104,19 @@ def compare(run: Row) -> list[Row]:
     rows, pipeline = [], taught(run["seed"]) if run["what"] == "supervised" else None
     for group, indices in (("practised", animals.PRACTICE_ANIMALS), ("new", animals.NEW_ANIMALS)):
         evaluation = Evaluation(animals.draw_edits(IMAGES, TEST, indices))
-        match run["what"].split():
-            case ["untouched"]:
+        match run["what"]:
+            case "untouched":
                 images = evaluation.edits.images
-            case ["program"]:
+            case "program":
                 images = by_program(evaluation.edits)
-            case ["best", "of", count]:
-                images = best_of(int(count), evaluation.edits)
-            case ["turned"]:
+            case "best-of-8":
+                images = best_of(8, evaluation.edits)
+            case "turned":
                 images = evaluation.images(load_tiny_zoo(), UNTRAINED_BEST)
-            case _:  # as RL begins, or supervised
+            case "as RL begins" | "supervised":
                 images = evaluation.images(pipeline or load_tiny_zoo(), FAST_POLICY)
+            case unknown:
+                raise ValueError(f"what={unknown!r} is no alternative")
         rows.append({"animals": group, **evaluation.fractions(images)})
     return rows
 
