@@ -220,7 +220,7 @@ def stop() -> Figure:
         axes.axvline(NO_GAIN, color=MUTED, linestyle=":", linewidth=1.2)
         axes.set_xlabel("evaluations of the reward", color=INK, fontsize=13)
         tidy(axes)
-    above.text(NO_GAIN + 150, above.get_ylim()[0] + 0.6, "no gain from here on", color=MUTED)
+    above.text(NO_GAIN + 150, above.get_ylim()[0] + 0.6, "neither evaluator gains more", color=MUTED)
     return figure
 
 

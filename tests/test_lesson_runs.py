@@ -254,15 +254,17 @@ def test_lesson_07_holds_how_far_branching_leads():
     """In the demo's runs by both evaluators, and in the trials of the search that both algorithms had."""
     text, tested = prose("07_img2img_ddpo"), where(rows_of("zoo/demo.csv"), images="test")
     quoted = {
-        "all": "leads by {} points, with a standard error of {}.",
-        "second_judge": "By the second evaluator it leads by {}, with a standard error of {}.",
+        "all": "Branching leads by {} points, with a standard error of {}.",
+        "second_judge": "By the second evaluator it trails by {}, with a standard error of {}.",
     }
     for column, sentence in quoted.items():
         branching, ddpo = (
             numbers(where(tested, algorithm=name), column, 100) for name in ("branching", "ddpo")
         )
         error = (error_of(branching) ** 2 + error_of(ddpo) ** 2) ** 0.5
-        assert sentence.format(f"{mean(branching) - mean(ddpo):.1f}", f"{error:.1f}") in text
+        lead = mean(branching) - mean(ddpo)
+        assert (lead > 0) == ("leads" in sentence)
+        assert sentence.format(f"{abs(lead):.1f}", f"{error:.1f}") in text
     ends = {
         (row["space"], row["trial"], row["algorithm"]): row
         for row in where(rows_of("zoo/edit_search.csv"), seed="10")
@@ -272,4 +274,36 @@ def test_lesson_07_holds_how_far_branching_leads():
     assert (len(both), len(trials)) == (46, 51)
     leads = [100 * (float(ends[*key, "branching"]["all"]) - float(ends[*key, "ddpo"]["all"])) for key in both]
     assert f"branching ends only {mean(leads):.1f} points higher on average" in text
-    assert f"on average, with a standard error of {error_of(leads):.1f}. (Also" in text
+    assert f"on average, with a standard error of {error_of(leads):.1f}." in text
+
+
+def test_lesson_07_holds_what_views_and_fewer_steps_bring():
+    text, rows = prose("07_img2img_ddpo"), rows_of("zoo/edit_views.csv")
+    assert len(rows) == 2 * 2 * 2 * 2  # algorithms, steps, views, seeds
+
+    def gains(column: str, name: str, better: str, other: str) -> list[float]:
+        """Return what one value of a setting gains over the other, in the pairs that agree in all else."""
+        keys = [key for key in ("algorithm", "steps", "views", "seed") if key != name]
+        ends = {(row[name], *(row[key] for key in keys)): 100 * float(row[column]) for row in rows}
+        return [end - ends[other, *key[1:]] for key, end in ends.items() if key[0] == better]
+
+    second, first = (gains(column, "views", "6", "1") for column in ("second_judge", "all"))
+    assert sum(gain > 0 for gain in second) == 7
+    assert f"{mean(second):.1f} points, with a standard error of {error_of(second):.1f}" in text
+    assert f"({mean(first):.1f}, standard error {error_of(first):.1f})" in text
+    steps = gains("all", "steps", "8", "12")
+    assert abs(mean(steps)) == pytest.approx(1, abs=0.1)
+    assert f"less than its standard error of {error_of(steps):.1f}" in text
+    seconds = {
+        (name, steps): mean(numbers(where(rows, algorithm=name, steps=steps), "seconds"))
+        for name in ("branching", "ddpo") for steps in ("8", "12")
+    }  # fmt: skip
+    assert seconds["ddpo", "8"] / seconds["ddpo", "12"] == pytest.approx(1 / 2, abs=0.02)
+    assert seconds["branching", "8"] / seconds["branching", "12"] == pytest.approx(4 / 5, abs=0.04)
+    ends = {
+        name: {(steps, views): mean(numbers(where(rows, algorithm=name, steps=steps, views=views), "all"))
+               for steps in ("8", "12") for views in ("1", "6")}
+        for name in ("branching", "ddpo")
+    }  # fmt: skip
+    assert max(ends["branching"], key=ends["branching"].get) == ("8", "6")
+    assert max(ends["ddpo"], key=ends["ddpo"].get) == ("12", "6")

@@ -79,7 +79,7 @@ def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
         return -(images.mean((1, 2, 3)) - torch.tensor([0.0, 0.1, 0.3])).abs(), {}
 
     monkeypatch.setattr(demo.Evaluation, "images", draw)
-    monkeypatch.setattr(edit, "animal_alignment", lambda background_weight: likes)
+    monkeypatch.setattr(edit, "make_reward", lambda: likes)
     best = edit.best_of(4, animals.draw_edits(3, 0))
     assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])
 
