@@ -145,8 +145,8 @@ def test_train_on_images(here, model, photos, capsys):
     saved = json.loads(state.read_text())
     assert saved["identity"]["noise_strength"] == 0.7
     assert saved["prompt_function"] == {"seed": 0, "drawn": 2}
-    warning, found, *_, line = capsys.readouterr().out.splitlines()
-    assert "2 samples per epoch" in " ".join(warning.split())  # of a model without a preset
+    warning, found, *_, line = capsys.readouterr().out.replace("\n  ", " ", 1).splitlines()
+    assert "2 samples per epoch" in warning  # of a model without a preset
     assert found == (
         f"{photos}: 3 images; labels: none; captions: none; skipped files: 1 because Pillow cannot open them "
         "(notes.txt)"
