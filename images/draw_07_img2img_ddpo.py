@@ -73,10 +73,10 @@ def question() -> Figure:
     """Draw a rollout whose one reward belongs to four actions, and three ways to divide it, unnamed."""
     strip, info = frames()
     reward = json.loads(info["rewards"])[0]
-    figure, axes = diagram(6, 6.6)
-    title(axes, 0.1, 6.37, f"“{info['prompt']}”:")
-    title(axes, 0.1, 6.07, minus(f"four actions, one reward: {reward:.1f}"))
-    size, pitch, y = 0.72, 1.016, 4.95
+    height = 5.3
+    figure, axes = diagram(6, height)
+    title(axes, 0.1, 5.08, minus(f"four actions, one reward: {reward:.1f}"))
+    size, pitch, y = 0.72, 1.016, 4.13
     for n, pixels in enumerate(strip):
         x = 0.1 + n * pitch
         show_image(axes, x, y, size, pixels)
@@ -85,7 +85,7 @@ def question() -> Figure:
         if 0 < n < CALLS:
             arrow(axes, (x + size + 0.02, y + 0.3), (x + pitch - 0.02, y + 0.3), ink=ORANGE)
             label(axes, x + size + 0.14, y + 0.57, "?", size=18, ink=ORANGE, weight="bold")
-    inset = figure.add_axes((0.13, 0.315, 0.83, 0.36), facecolor=CARD)
+    inset = figure.add_axes((0.15, 1.85 / height, 0.81, 1.75 / height), facecolor=CARD)
     for name in ("falling", "branching", "one advantage"):
         x_values, values = epochs(name, "0.0001")
         inset.plot(x_values, values.mean(1), color=INK, linewidth=1.8)
@@ -102,7 +102,7 @@ def question() -> Figure:
         title(axes, left, 0.9, name, size=18)
         for step, weight in enumerate(weights):
             place = left + 0.35 + 0.18 * step, 0.45
-            axes.add_patch(Rectangle(place, 0.13, 0.55 * weight, facecolor=INK))
+            axes.add_patch(Rectangle(place, 0.13, 0.4 * weight, facecolor=INK))
         axes.plot([left + 0.3, left + 1.61], [0.45, 0.45], color=MUTED, linewidth=1)
         note(axes, left + 0.955, 0.22, "steps 1 to 7", align="center")
     return figure
