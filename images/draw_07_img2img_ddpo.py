@@ -96,7 +96,7 @@ def question() -> Figure:
     inset.set_xlabel("epoch")
     inset.set_ylabel("mean reward")
     tidy(inset)
-    rules = {"A": [1.0] * 7, "B": [0, 0, 1.0, 0, 0, 0, 0], "C": [n / 4 for n in range(7, 0, -1)]}
+    rules = {"A": [1.0] * 7, "B": [0, 0, 1.0, 0, 0, 0, 0], "C": [n / 20**0.5 for n in range(7, 0, -1)]}
     for n, (name, weights) in enumerate(rules.items()):
         left = 0.25 + 1.95 * n
         title(axes, left, 0.9, name, size=18)
@@ -220,7 +220,7 @@ def stop() -> Figure:
         axes.axvline(NO_GAIN, color=MUTED, linestyle=":", linewidth=1.2)
         axes.set_xlabel("evaluations of the reward", color=INK, fontsize=13)
         tidy(axes)
-    above.text(NO_GAIN + 150, above.get_ylim()[0] + 0.6, "neither evaluator gains more", color=MUTED)
+    above.text(NO_GAIN + 150, above.get_ylim()[0] + 0.6, "evaluators hardly gain", color=MUTED)
     return figure
 
 
