@@ -2,11 +2,12 @@
 
 import re
 import shutil
+import warnings
 from os import terminal_size
 
 import pytest
 
-from ddpo_lessons.cli import doctor, messages
+from ddpo_lessons.cli import doctor, main, messages
 from ddpo_lessons.cli.options import Demo, Sample, Train
 
 TRAIN = Train(settings={})
@@ -27,6 +28,7 @@ COMMAND = "`ddpo-lessons train --reward colorfulness --num-epochs 20`"
         # What no user has typed as a flag.
         ("prompt='seed=3, num_epochs' fits", "--prompt 'seed=3, num_epochs' fits"),
         ('prompt="a dog\'s seed=3" fits', '--prompt "a dog\'s seed=3" fits'),
+        ("""prompt='it\\'s a "big" seed=3' fits""", """--prompt 'it\\'s a "big" seed=3' fits"""),
         ("the run's seed and prompt, the model's own", "the run's seed and prompt, the model's own"),
         ("write `num_epochs: 5`", "write `num_epochs: 5`"),
         ("Trainer(start=FromImages(noise_strength))", "Trainer(start=FromImages(noise_strength))"),
@@ -55,6 +57,18 @@ def test_lines_are_as_wide_as_the_terminal_and_break_no_command_flag_path_or_wor
     assert len(lines) > 6
     assert re.sub(r"\n  ", " ", "\n".join(lines)) == text
     assert all(any(whole in line for line in lines) for whole in (path, COMMAND, *words, "'a prompt'"))
+
+
+def test_warnings_of_the_package_name_flags_and_those_of_others_stay(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # which `main` replaces
+    monkeypatch.setattr(main, "run", lambda *_: 0)
+    assert main.main(["train"]) == 0
+    ours, others = (
+        warnings.formatwarning("num_epochs=3 is odd", UserWarning, file, 1)
+        for file in (main.__file__, __file__)
+    )
+    assert ours == "warning: --num-epochs 3 is odd\n"
+    assert others == "warning: num_epochs=3 is odd\n"
 
 
 def test_a_note_of_the_doctor_is_wrapped_below_its_text(monkeypatch, capsys):

@@ -23,6 +23,7 @@ from ddpo_lessons import __version__
 from ddpo_lessons.cli.messages import in_flags, wrapped
 from ddpo_lessons.words import similar
 
+PACKAGE = Path(__file__).parents[1]
 # Each command has a module with the function `run(flags)`; its flags are a class of `options`.
 COMMANDS = {
     "demo": "Train an img2img model to find an animal in confetti.",
@@ -92,7 +93,7 @@ def parse(argv: Sequence[str]) -> Any:
 def _own_line(error: BaseException) -> str:
     """Return where in the user's code an error was raised, such as " (mine.py, line 3)", or ""."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    places = [Path(__file__).parents[1], *(Path(path).resolve() for path in libraries)]
+    places = [PACKAGE, *(Path(path).resolve() for path in libraries)]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename).resolve()
         if path.is_file() and not any(path.is_relative_to(place) for place in places):
@@ -131,11 +132,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [*argv[1:2], "--help"]
     flags: Any = None
 
-    def said(message: object) -> str:  # before flags are parsed, messages are about the names in a file
+    def translated(message: object) -> str:  # before flags are parsed, messages are about the names in a file
         return str(message) if flags is None else in_flags(str(message), flags)
 
-    # without a path of the package
-    warnings.formatwarning = lambda message, *place, **_: f"{wrapped(f'warning: {said(message)}')}\n"
+    def format_warning(message: object, category: object, filename: str, *_: object) -> str:
+        is_ours = Path(filename).is_relative_to(PACKAGE)
+        return f"{wrapped(f'warning: {translated(message) if is_ours else message}')}\n"  # without a path
+
+    warnings.formatwarning = format_warning  # type: ignore[assignment]
     try:
         if argv in (["--version"], ["-V"], ["--help"], ["-h"]):
             print(HELP if argv[0] in ("--help", "-h") else __version__, flush=True)
@@ -149,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
             return 141
         place = _own_line(error)
-        text = re.sub(r"^\[Errno \d+\] ", "", str(error) if place else said(error)).strip()
+        text = re.sub(r"^\[Errno \d+\] ", "", str(error) if place else translated(error)).strip()
         print(wrapped(f"error: {text}{place}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

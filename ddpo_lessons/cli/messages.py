@@ -6,7 +6,13 @@ import shutil
 import textwrap
 from typing import Any
 
-QUOTED = r"`[^`]*`|(?<!\w)'[^']*'|(?<!\w)\"[^\"]*\""
+QUOTED = r"`[^`]*`|(?<!\w)'(?:\\.|[^'\\])*'|(?<!\w)\"(?:\\.|[^\"\\])*\""
+FIELD = r"""
+(?<![\w./:,=-]) (?<!\w\()  # not within a word, a path or a flag, and not an argument of a function
+(?P<name>{names})
+(?: = (?: (?P<truth>True|False)\b | '(?P<word>[\w./@:,=-]+)' )?  # a word is written without its quotes
+  | (?! [\w(/] | \.\w ) )
+"""
 
 
 def terminal_width() -> int:
@@ -28,15 +34,15 @@ def in_flags(message: str, flags: Any) -> str:
         message = message.replace("sample_num_steps=", "steps=")
 
     def write(found: re.Match[str]) -> str:
-        name, equals, truth, word = found.groups()
-        if name is None or not (equals or "_" in name):
+        name, truth, word = found.group("name", "truth", "word")
+        has_value = name is not None and "=" in found[0]
+        if name is None or not (has_value or "_" in name):
             return found[0]
         flag = f"--{'no-' if truth == 'False' else ''}{name.replace('_', '-')}"
-        return flag if truth or not equals else f"{flag} {word or ''}"
+        return f"{flag} {word or ''}" if has_value and not truth else flag
 
     names = "|".join(sorted((spec.name for spec in fields), key=len, reverse=True))
-    field = rf"(?<![\w./:,=-])(?<!\w\()({names})(?:(=)(?:(True|False)\b|'([\w./@:,=-]+)')?|(?![\w(/]|\.\w))"
-    return re.sub(f"{QUOTED}|{field}", write, message)
+    return re.sub(f"{QUOTED}|{FIELD.format(names=names)}", write, message, flags=re.VERBOSE)
 
 
 def wrapped(text: str, indent: int = 2) -> str:

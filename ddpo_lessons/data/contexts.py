@@ -63,20 +63,21 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
             by_name = f"; {makes} makes one by its name" if isinstance(function, str) else ""
             raise TypeError(f"{name} must be callable, not {type(function).__name__}{by_name}")
     is_wrapper = hasattr(prompt_function, "__wrapped__")  # its signature is another function's
-    asks = None if is_wrapper else other_arguments(prompt_function, ())
+    prompt_takes = None if is_wrapper else other_arguments(prompt_function, ())
     if takes := other_arguments(reward_function):
         remedy = "give it these three arguments"
         if len(takes.parameters) < 2 and "images" not in takes.parameters:
             remedy = "if it returns a reward function, call it: NAME() instead of NAME"
-        if asks and not other_arguments(prompt_function) and not other_arguments(reward_function, ()):
+        are_swapped = not other_arguments(prompt_function) and not other_arguments(reward_function, ())
+        if prompt_takes and are_swapped:
             remedy = "it looks swapped with prompt_function, which takes three arguments"
         raise TypeError(
             f"reward_function takes {takes} and is called with (images, prompts, metadata): {remedy}"
         )
-    if asks:
+    if prompt_takes:
         raise TypeError(
-            f"prompt_function takes {asks} and is called without arguments: write `lambda: ...`, or give "
-            "each argument a default"
+            f"prompt_function takes {prompt_takes} and is called without arguments: write `lambda: ...`, or "
+            "give each argument a default"
         )
     has = {name for name in ("state_dict", "load_state_dict", "skip") if hasattr(prompt_function, name)}
     if has and not {"state_dict", "load_state_dict"} <= has:

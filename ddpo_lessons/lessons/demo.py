@@ -6,8 +6,8 @@ untrained pipeline keeps the confetti, and at high strength it loses the animal.
 depends on animal, artist and the mask of the background. Two of the three denoising steps are actions.
 Branching gives each action its own advantage (`algorithms/branching.py`), and DDPO gives all of them the
 same. Two held-out evaluators, which are not used in training, classify images from before and after, which
-plain diffusers generates from the same noise. The schedules come from benchmarks/zoo/edit_search.py, and
-benchmarks/NOTES.md describes how the task was chosen and what did not work.
+plain diffusers generates from the same noise. The schedules come from benchmarks/zoo/edit_search.py
+and edit_views.py, and benchmarks/NOTES.md describes how the task was chosen and what did not work.
 """
 
 from __future__ import annotations

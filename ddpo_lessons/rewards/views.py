@@ -8,16 +8,18 @@ from torch import nn
 class AveragedOverViews(nn.Module):
     """A classifier whose log-probabilities are means over six views of each image.
 
-    A policy that is trained for a classifier finds images that this classifier alone recognizes. Few of them
-    survive a small change, so an average over changed copies leaves it less to find::
+    A policy that is trained on a classifier's output finds images that this classifier alone recognizes. The
+    classifier often fails to recognize changed copies of such an image, so an average over copies is harder
+    to fool::
 
         log p(class | image) = mean over views of log p(class | view)
 
     The views are the image, its mirror image, and the image shifted by `pixels` towards each of its four
     corners, where pixels of the edge are repeated. `classifier` maps images (B, C, H, W) to a tuple of logits
-    (B, K), and the averages (B, K) come as such a tuple. A softmax of them is the geometric mean of the
-    views' probabilities. Each call runs the classifier on 6 B images. As test-time augmentation in Krizhevsky
-    et al. 2012, section 4.1, which averages five crops and their mirror images.
+    (B, K), and the averages (B, K) are also a tuple. Their softmax is the normalized geometric mean of the
+    views' probabilities. Each forward pass runs the classifier on 6 B images. A ValueError refuses `pixels`
+    below 1. Source: Krizhevsky et al. 2012 (AlexNet), section 4.1, where the probabilities of five crops and
+    their mirror images are averaged.
     """
 
     def __init__(self, classifier: nn.Module, pixels: int = 3) -> None:

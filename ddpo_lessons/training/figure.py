@@ -78,8 +78,9 @@ def plot_run(*folders: str | Path) -> Figure:
     have a panel of the reward each, because such rewards cannot be compared. The images are an early and the
     latest ones of a single run, or the latest ones of each of up to four runs if these still fit a screen.
     They are of the same prompts or input images if there are such, and stand above their rewards and prompts;
-    a prompt that is the same for all is in the title. A run need not be finished. Raises ValueError if a
-    folder is not that of a run, or a record is damaged.
+    a prompt that is the same for all is in the title. If the wide band of a single run is cut off, the legend
+    has its lowest and highest value. A run need not be finished. Raises ValueError if a folder is not that of
+    a run, or a record is damaged.
 
         plot_run("runs/edit")  # as the last expression of a cell: shows the figure
         plot_run("runs/a", "runs/b").savefig("both.png")
