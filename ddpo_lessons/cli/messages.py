@@ -30,7 +30,7 @@ def in_flags(message: str, flags: Any) -> str:
         from ddpo_lessons.config import DDPOConfig
 
         fields += dataclasses.fields(DDPOConfig)
-    elif hasattr(flags, "steps"):
+    elif hasattr(flags, "steps"):  # of `sample`
         message = message.replace("sample_num_steps=", "steps=")
 
     def write(found: re.Match[str]) -> str:
@@ -46,9 +46,9 @@ def in_flags(message: str, flags: Any) -> str:
 
 
 def wrapped(text: str, indent: int = 2) -> str:
-    """Wrap each line of a text for the terminal, but break no flag, path, command or short quotation.
+    """Wrap each line of a text for the terminal, but break no word, command or short quotation.
 
-    Commands stand in backticks. Later lines are indented.
+    Commands stand in backticks. The lines that a line is broken into are indented, except the first one.
     """
     width = terminal_width()
     layout = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)

@@ -77,15 +77,15 @@ SETTINGS: dict[str, Any] = {
 }
 # Small epochs of one optimizer step each, because the number of steps matters more than the number of images.
 # Both algorithms had the same trials: benchmarks/zoo/edit_search.csv and edit_views.csv.
-EPOCHS: dict[str, Any] = {
+SMALL_EPOCHS: dict[str, Any] = {
     "num_epochs": 187,  # 5,984 reward evaluations
     "sample_batch_size": 32,
     "train_batch_size": 32,
     "sample_num_steps": FAST_POLICY.steps,
 }
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "branching": {**EPOCHS},
-    "ddpo": {**EPOCHS, "train_adam_beta2": 0.99},
+    "branching": SMALL_EPOCHS,
+    "ddpo": {**SMALL_EPOCHS, "train_adam_beta2": 0.99},
 }
 BACKGROUND_WEIGHT = 16.0  # in the reward, in nats for a distance of 1
 # Seeds of `animals.draw_edits`. Training uses other ones, of 62 bits.

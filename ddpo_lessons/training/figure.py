@@ -216,10 +216,11 @@ def _weights(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _cut(run: Columns) -> tuple[float, float, str] | None:
-    """Return the limits of the reward and the ends of its outer band, if the panel has to cut that band.
+    """Return the limits of the reward's panel and the ends of its outer band, if the panel cuts that band.
 
-    It is cut if the median, the inner band and the validation would have less than a third of the height
-    otherwise, and not because of the mean, which is never cut; it may then go beyond them by their height.
+    It is cut if the median, the inner band and the validation would otherwise have less than a third of the
+    height, and then goes beyond them by at most their height. The mean is never cut. If it takes two thirds
+    of the height anyway, then the band stays whole.
     """
 
     def extent(*names: str) -> tuple[float, float]:
@@ -231,7 +232,7 @@ def _cut(run: Columns) -> tuple[float, float, str] | None:
     low, high = extent(*inside, REWARD)
     lowest, highest = extent(*inside, REWARD, *OUTER)
     height = max(top - bottom, (high - low) / 2)
-    if not highest - lowest > 3 * height > 0:
+    if height == 0 or highest - lowest <= 3 * height:
         return None
     low, high = max(lowest, min(low, bottom - height)), min(highest, max(high, top + height))
     room = (high - low) / 20  # on a side that is not cut

@@ -68,8 +68,9 @@ def claim(config: DDPOConfig) -> Path | None:
     """Check that a run may use its folder; return the checkpoint to resume from, if any.
 
     Nothing is changed yet: what an older run left is dropped once training starts. With "auto" these may be
-    the records of a run that ended before its first checkpoint. Raises ValueError if the folder holds another
-    run, or files of no run that a run would change, or there is nothing to resume.
+    the records of a run that ended before its first checkpoint. Raises ValueError if the folder is a file or
+    lies below one, if it holds another run or files of no run that a run would change, or if there is nothing
+    to resume.
     """
     run_dir = config.run_dir
     if file := next((place for place in (run_dir, *run_dir.parents) if place.is_file()), None):
