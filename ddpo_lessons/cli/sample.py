@@ -189,9 +189,7 @@ def _sample(arguments: Sample, pipeline: Any, jobs: Sequence[Job]) -> int:
     family, settings = family_of(pipeline), _settings(arguments)  # a family remembers embeddings
     square = _size(arguments)
     if isinstance(family.schedule(settings.num_inference_steps, size=square), FlowSchedule):
-        settings = replace(
-            settings, eta=0.0
-        )  # the noise of training only explores: plain diffusers' steps are the ODE's
+        settings = replace(settings, eta=0.0)  # plain diffusers follows the ODE: noise is for training only
     folder.mkdir(parents=True, exist_ok=True)
     size, done = 1 if arguments.keep_size else arguments.batch_size, 0  # sizes may differ
     side = image_size(pipeline) if square is None else square[0]

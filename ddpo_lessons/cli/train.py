@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
 from ddpo_lessons.cli import dry_run, reward_flag
-from ddpo_lessons.cli.messages import terminal_width, wrapped
+from ddpo_lessons.cli.messages import wrapped
 from ddpo_lessons.cli.options import Train
 from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, summary
 from ddpo_lessons.data.prompts import read_prompts
@@ -15,7 +15,6 @@ from ddpo_lessons.hooks import Hooks
 from ddpo_lessons.models import image_size, load_pipeline
 from ddpo_lessons.models.policy import loaded_dtype
 from ddpo_lessons.rewards.combined import judged
-from ddpo_lessons.table import wrap
 from ddpo_lessons.trainer import ImageSamplesHook, Trainer
 from ddpo_lessons.training.processes import say
 from ddpo_lessons.training.trackers import PLOT
@@ -109,8 +108,7 @@ def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         if trainer.epochs_done == 1:
-            width = terminal_width()
-            say(trainer.accelerator, "\n".join(wrap(str(found), 6, width) for found in trainer.preflight))
+            say(trainer.accelerator, "\n".join(wrapped(str(found), 6) for found in trainer.preflight))
 
     return hook
 
