@@ -31,6 +31,12 @@ def fresh_accelerator() -> Iterator[None]:
         sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrap lines at 80 columns, however wide the terminal is in which the tests run."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Networks as tiny as the tests' are faster, and repeatable to the bit, on one thread."""

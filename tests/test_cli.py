@@ -510,8 +510,7 @@ def test_help_explains_every_field(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["train", "preflight"])
 @pytest.mark.parametrize("words", [["--help"], ["--preset", "edit", "-h"]])
-def test_help_of_a_run_is_short_and_begins_with_what_most_runs_need(command, words, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_help_of_a_run_is_short_and_begins_with_what_most_runs_need(command, words, capsys):
     assert cli.main([command, *words]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
@@ -537,8 +536,7 @@ def test_the_groups_of_settings_are_those_of_the_config():
 
 
 @pytest.mark.parametrize("name", [None, *cli.COMMANDS])
-def test_help_fits_a_terminal_of_80_columns(name, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_help_fits_a_terminal_of_80_columns(name, capsys):
     assert cli.main([name, "--help"] if name else []) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 

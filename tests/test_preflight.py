@@ -224,7 +224,6 @@ def test_a_run_writes_and_warns_of_what_its_first_epoch_shows(tmp_path, monkeypa
 @pytest.mark.filterwarnings("ignore")
 def test_the_command_prints_a_line_a_check_and_leaves_no_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "flat.py").write_text("def flat(images, prompts, metadata):\n    return [1] * len(images)\n")
     words = (
         "--reward flat.py:flat --sample-batch-size 4 --sample-num-batches-per-epoch 1 --train-batch-size 4"
