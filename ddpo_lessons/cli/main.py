@@ -23,7 +23,7 @@ from ddpo_lessons import __version__
 from ddpo_lessons.cli.messages import in_flags, wrapped
 from ddpo_lessons.words import similar
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).resolve().parents[1]
 # Each command has a module with the function `run(flags)`; its flags are a class of `options`.
 COMMANDS = {
     "demo": "Train an img2img model to find an animal in confetti.",
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return str(message) if flags is None else in_flags(str(message), flags)
 
     def format_warning(message: object, category: object, filename: str, *_: object) -> str:
-        is_ours = Path(filename).is_relative_to(PACKAGE)
+        is_ours = Path(filename).resolve().is_relative_to(PACKAGE)
         return f"{wrapped(f'warning: {translated(message) if is_ours else message}')}\n"  # without a path
 
     warnings.formatwarning = format_warning  # type: ignore[assignment]
