@@ -90,7 +90,7 @@ class EpochPlan:
 
 
 def summary(plan: EpochPlan, num_epochs: int) -> str:
-    """Return a line with the numbers to check before a run: samples and optimizer steps."""
+    """Return two lines with the numbers to check before a run: samples and optimizer steps."""
     of_each, inner = "", ""
     if plan.num_processes > 1:
         of_each = f" ({plan.samples_per_process} in each of {plan.num_processes} processes)"
@@ -98,7 +98,7 @@ def summary(plan: EpochPlan, num_epochs: int) -> str:
         inner = f" in {plan.num_inner_epochs} inner epochs"
     return (
         f"samples: {plan.total_samples} per epoch{of_each}, {plan.samples_per_optimizer_step} per optimizer "
-        f"step; optimizer steps: {plan.optimizer_steps} per epoch{inner}, "
+        f"step\noptimizer steps: {plan.optimizer_steps} per epoch{inner}, "
         f"{plan.optimizer_steps * num_epochs} in all"
     )
 

@@ -37,8 +37,8 @@ def test_a_run_begins_with_its_numbers_and_takes_so_many_steps(name, tmp_path, c
     trainer = Trainer(config, brightness, each_prompt(), pipeline, algorithm=algorithm)
     trainer.train()
     assert capsys.readouterr().out == (
-        "samples: 8 per epoch, 4 per optimizer step; optimizer steps: 4 per epoch in 2 inner epochs, "
-        "12 in all\n"
+        "samples: 8 per epoch, 4 per optimizer step\n"
+        "optimizer steps: 4 per epoch in 2 inner epochs, 12 in all\n"
     )
     steps = [record["epoch"] for record in read_metrics(tmp_path, "step")]
     assert steps == [1] * 4 + [2] * 4 + [3] * 4
@@ -48,8 +48,8 @@ def test_a_run_begins_with_its_numbers_and_takes_so_many_steps(name, tmp_path, c
 def test_the_numbers_are_those_of_all_processes():
     plan = make_config("", **{**SIZES, "train_num_inner_epochs": 1}).epoch_plan(3, num_processes=4)
     assert summary(plan, num_epochs=1) == (
-        "samples: 32 per epoch (8 in each of 4 processes), 16 per optimizer step; optimizer steps: "
-        "2 per epoch, 2 in all"
+        "samples: 32 per epoch (8 in each of 4 processes), 16 per optimizer step\n"
+        "optimizer steps: 2 per epoch, 2 in all"
     )
 
 

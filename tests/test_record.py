@@ -141,7 +141,7 @@ def test_a_resume_says_what_changed(tmp_path, capsys):
     run(tmp_path)
     capsys.readouterr()
     run(tmp_path, resume_from="latest", num_epochs=2, train_learning_rate=5e-4)
-    line, numbers = capsys.readouterr().out.splitlines()
+    line, numbers, _ = capsys.readouterr().out.splitlines()
     assert numbers.startswith("samples: 2 per epoch")
     assert line.startswith(f"continuing {tmp_path / 'checkpoint-000001'} with changes: ")
     assert line.endswith("num_epochs 1 → 2; train_learning_rate 0.001 → 0.0005")

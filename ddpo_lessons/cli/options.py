@@ -269,7 +269,7 @@ class Train:
         if self.severity is not None and not self.chosen.damages:
             raise ValueError("--severity has no effect without damage: give --damage too")
         if not self.chosen.reward:
-            raise ValueError("this model has no preset, so it needs a reward: give --reward")
+            raise ValueError(f"--model {self.model} has no preset, so it needs a reward: give --reward")
         terms = reward_flag.parse(self.chosen.reward)
         config = self.make_config()
         config.check_epoch(world_size())
@@ -337,7 +337,8 @@ class Train:
         name = self.chosen.prompts
         if not name:
             raise ValueError(
-                "this model has no preset, so it needs prompts: give --prompts, --prompt or --images"
+                f"--model {self.model} has no preset, so it needs prompts: give --prompts, --prompt or "
+                "--images"
             )
         return from_file(name, seed) if Path(name).is_file() else get_prompts(name, seed)
 

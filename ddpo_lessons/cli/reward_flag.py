@@ -98,7 +98,7 @@ def _weight(part: str, number: str) -> float:
     except ValueError:
         weight = math.nan
     if not math.isfinite(weight):
-        raise ValueError(f"reward={part}: after = stands the weight, a finite number such as 0.2")
+        raise ValueError(f"reward={part}: the weight after = must be a finite number such as 0.2")
     return weight
 
 
