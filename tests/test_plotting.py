@@ -130,7 +130,7 @@ def test_the_dilemma_draws_every_curve_and_path():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("background correct (%)", "animal kept (%)")
     assert axes.lines[0].get_xydata().tolist() == [[50.0, 70.0]]
     _, names = axes.get_legend_handles_labels()
-    assert names == [f"curve {n}" for n in range(5)] + [f"path {n}" for n in range(4)]
+    assert names == [f"curve {n}" for n in range(5)] + [f"after path {n}" for n in range(4)]
 
 
 def test_a_slider_holds_a_frame_for_each_value_and_loads_nothing():

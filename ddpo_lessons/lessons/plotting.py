@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -111,19 +112,20 @@ def plot_dilemma(
     for color, (name, points) in zip(itertools.cycle(CURVE_COLORS), curves.items(), strict=False):
         x, y = ([100 * point[key] for point in points] for key in (correct, kept))
         axes.plot(x, y, "o-", markersize=4, linewidth=1.2, color=color, label=name)
-        for n, point in enumerate(points):
-            place = (-5, -10) if n % 2 else (5, 4)  # because neighbors are close together
-            side = "left" if n % 2 == 0 else "right" if x[n] > 15 else "center"
-            axes.annotate(
-                f"{point['strength']:g}", (x[n], y[n]), place, textcoords="offset points",
-                fontsize=8, color=color, ha=side,
-            )  # fmt: skip
+        named: list[tuple[float, float]] = []  # places of the points that have a label
+        for point, place in zip(points, zip(x, y, strict=True), strict=True):
+            if all(math.dist(place, other) > 8 for other in named):
+                text = f"{'' if named else 'strength '}{point['strength']:g}"
+                axes.annotate(text, place, (7, 6), textcoords="offset points", fontsize=9, color=color)
+                named.append(place)
     for color, (name, points) in zip(itertools.cycle(PATH_COLORS), paths.items(), strict=False):
         x, y = ([100 * point[key] for point in points] for key in (correct, kept))
-        axes.plot(x, y, ".-", linewidth=2, color=color, label=name)
-        axes.plot(x[-1], y[-1], "*", markersize=16, color=color, markeredgecolor="black")
+        axes.plot(x, y, ".-", linewidth=2, color=color)
+        star: dict[str, Any] = {"markersize": 16, "markeredgecolor": "black", "linestyle": "none"}
+        axes.plot(x[-1], y[-1], "*", color=color, label=f"after {name}", **star)
     axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel=f"{correct} correct (%)", ylabel=f"{kept} kept (%)")
-    axes.set_title("small numbers: noise strength; stars: the end of training", fontsize=10)
+    axes.set_title("Noise strength moves along the curve", fontsize=11, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=9, loc="lower left")
     axes.grid(alpha=0.25)
     return figure
