@@ -1,4 +1,4 @@
-"""What lessons 01 to 04, 06 and 08 to 10 quote of measurements is what the committed files hold."""
+"""What lessons 01 to 04, 06, 08 to 10 and 12 quote of measurements is what the committed files hold."""
 
 import itertools
 import json
@@ -324,3 +324,17 @@ def test_img2img_of_lesson_10():
         gained = [visited - renoised for visited, renoised in pairs_of_seeds]
         assert f"{mean(gained):.1f} ± {stdev(gained) / 5**0.5:.1f}" == quoted
         assert quoted in text
+
+
+def test_seeds_above_the_baselines_of_lesson_12():
+    text = (RESULTS.parents[1] / "notebooks" / "12_which_algorithm.ipynb").read_text("utf-8")
+    untrained = {row["setting"]: row for row in rows("equal_terms_untrained.csv", task="edit")}
+    for method in ("DDPO", "branching", "ReFL", "DRaFT"):
+        ends = rows("equal_terms.csv", task="edit", method=method, evaluations="1024")
+        found = {name: [float(row[name]) for row in ends] for name in ("judge", "second")}
+        cells = [f"{mean(values):.0%}" for values in found.values()]
+        for baseline in ("strength 0.625, guidance 3, 8 steps", "best-of-8"):
+            least = {name: float(untrained[baseline][name]) for name in found}
+            counts = [sum(value > least[name] for value in found[name]) for name in found]
+            cells.append(f"{counts[0]} and {counts[1]}")
+        assert f"| {method}, mean | {' | '.join(cells)} |" in text
