@@ -279,7 +279,7 @@ def guide_table() -> str:
         ["online DPO or branching, several seeds", f"*preference*, {other}, 384 rewards", f"reward {reward}",
          plain],
     ]  # fmt: skip
-    return table(["answer", "measured", "result", "untrained"], "llrr", rows)
+    return table(["answer", "measured", "result", "baseline"], "llrr", rows)
 
 
 def views_table() -> str:
