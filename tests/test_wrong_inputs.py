@@ -80,7 +80,7 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     # rewards by name
     ("train --reward happiness", "--reward happiness does not exist", "jpeg_compressibility"),
     ("train --reward ''", "--reward is empty", "--help"),
-    ("train --reward colorfulness=much", "--reward colorfulness=much: after", "number"),
+    ("train --reward colorfulness=much", "--reward colorfulness=much: the weight after =", "number"),
     ("train --reward mine.py:two", "mine.py:two", "three arguments"),
     ("train --judge mine.py:gone", "mine.py:gone", "it has a_dict, ends, infinite"),
     ("train --reward raises.py:red", "raises.py", "nowhere_installed", "line 1"),
