@@ -8,9 +8,8 @@ from torch import nn
 class AveragedOverViews(nn.Module):
     """A classifier whose log-probabilities are means over six views of each image.
 
-    A policy that is trained on a classifier's output finds images that this classifier alone recognizes. The
-    classifier often fails to recognize changed copies of such an image, so an average over copies is harder
-    to fool::
+    A policy that is trained on a classifier's output also finds images that only this classifier recognizes.
+    With an average over changed copies of an image, a change must work in most of the copies::
 
         log p(class | image) = mean over views of log p(class | view)
 
