@@ -320,7 +320,7 @@ def _print_results(folder: Path, results: dict[str, Any]) -> None:
         ("before-after.png", "input images, prompts and results"),
         (
             "dilemma.png",
-            "animals kept against correct backgrounds, by noise strength without training, and for RL",
+            "animals kept and backgrounds correct, without RL and with it",
         ),
         ("metrics.jsonl", "records of every optimizer step and epoch"),
         ("lora", "load it in plain diffusers with pipeline.load_lora_weights(...)"),
