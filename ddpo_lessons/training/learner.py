@@ -214,10 +214,13 @@ class Learner:
     def evaluate(
         self, function: Callable[[Any, Pairs], torch.Tensor], groups: Sequence[Pairs]
     ) -> list[torch.Tensor]:
-        """Call `function(denoiser, group)` for groups as a step calls its loss, without gradients."""
-        with torch.no_grad(), self._autocast():
+        """Call `function(denoiser, group)` for groups as a step calls its loss; the results have no gradient.
+
+        A compiled denoiser still prepares one, because without it other kernels run, which round differently.
+        """
+        with torch.set_grad_enabled(self.config.torch_compile), self._autocast():
             moved = move_together(groups, self.accelerator.device)
-            return [function(self.denoiser, group) for group in moved]
+            return [function(self.denoiser, group).detach() for group in moved]
 
     def _note_skipped(self, skipped: bool) -> dict[str, float]:
         """Record a step that fp16's scaler skipped, and its scale; raise an error after too many.
