@@ -1,34 +1,36 @@
 """Run lesson 13 at full size with random weights: `python -m benchmarks.speed.full_run`.
 
-Stable Diffusion 1.5's shapes at 512 pixels, photographs and a classifier are made up, because nothing is
-downloaded. All else are the notebook's own cells, from the machine to the LoRA in plain diffusers. On a GPU
-it is the preset `restore` with fewer epochs; on a CPU everything is cut to two images and few steps, which
-takes 20 to 25 minutes and 10 GB. Writes full_run.json, an entry for each machine.
+Its models come from a cache of the hub that random_hub.py makes, and its photographs are made up, because
+nothing is downloaded. All else are the notebook's own cells, from the machine to the LoRA in plain diffusers.
+On a GPU it is the preset `restore`, by default with fewer epochs; on a CPU everything is cut to two images
+and few steps, which takes 20 to 25 minutes and 14 GB. Writes full_run.json, an entry for each machine.
 """
 
 import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from huggingface_hub import constants
 
 from benchmarks.common import ROOT, Row, write_json
-from benchmarks.speed.full_size import device_name, make_pipeline
+from benchmarks.speed.full_size import device_name
 from benchmarks.speed.lessons import play
+from benchmarks.speed.random_hub import write_models
 from ddpo_lessons.cli.presets import PRESETS
 from ddpo_lessons.data.folders import ImageFolder, find_images
+from ddpo_lessons.data.photographs import CLASS_NAMES
 from ddpo_lessons.image import to_pil
-from ddpo_lessons.rewards import pixel_penalty
-from ddpo_lessons.rewards.reward import margin, metadata_column
-from ddpo_lessons.worlds import load_tiny_zoo
+from ddpo_lessons.models import load_pipeline
 
 RESULT = Path(__file__).with_suffix(".json")
 LESSON = ROOT / "notebooks" / "13_full_run.ipynb"
-CLASSES = "red", "blue"  # of made-up photographs, which have one color and noise
 # The preset cut for a CPU: two images, and three steps of which one is an action.
 CUT: Row = {
     "num_epochs": 2, "save_freq": 1, "image_grid_freq": 0, "mixed_precision": "bf16", "sample_num_steps": 8,
@@ -37,49 +39,40 @@ CUT: Row = {
 }  # fmt: skip
 
 
-def make_photographs(folder: str | Path, per_class: int) -> ImageFolder:
-    """Write photographs of 512 pixels as FOLDER/CLASS/*.jpg."""
+def make_photographs(folder: Path, classes: Sequence[str], per_class: int) -> ImageFolder:
+    """Write images of 512 pixels, each class in a color of its own, as FOLDER/CLASS/*.jpg."""
     draws = torch.Generator().manual_seed(0)
-    for channel, name in ((0, "red"), (2, "blue")):
-        (Path(folder) / name).mkdir(parents=True, exist_ok=True)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        color = torch.rand(3, 1, 1, generator=draws)
         for number in range(per_class):
-            image = 0.5 * torch.rand(3, 512, 512, generator=draws)
-            image[channel] += 0.5
-            to_pil(image).save(Path(folder) / name / f"{number}.jpg")
+            noise = torch.rand(3, 512, 512, generator=draws)
+            to_pil((color + noise) / 2).save(folder / name / f"{number}.jpg")
     return find_images(folder)
 
 
-def color_margin(model: str = "", classes: Any = CLASSES, template: str = "") -> Any:
-    """Make a stand-in for `clip_margin` that distinguishes red from blue."""
-
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        logits = 10 * images.float().mean(dim=(2, 3))[:, [2, 0]]  # (B, 2), in the order of sorted classes
-        return margin(logits, metadata_column(metadata, "label", "the color"), sorted(classes))
-
-    return reward
-
-
-def load(model: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Make the models that the lesson loads; instead of fp16, which is very slow on a CPU, float32."""
-    slow = dtype == torch.float16 and not torch.cuda.is_available()
-    return load_tiny_zoo() if model == "tiny-zoo" else make_pipeline().to(torch.float32 if slow else dtype)
+def load_on_cpu(model: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Load a pipeline, in float32 instead of fp16, which is very slow on a CPU."""
+    return load_pipeline(model, dtype=torch.float32 if dtype == torch.float16 else dtype)
 
 
 def rehearse(folder: str, num_epochs: int) -> Row:
     """Run the lesson; return its measurements."""
     on_gpu = torch.cuda.is_available()
-    preset = PRESETS["restore"]
-    settings = {**preset.config, "num_epochs": num_epochs, "save_freq": num_epochs // 2} if on_gpu else CUT
+    preset, every = PRESETS["restore"], max(num_epochs // 10, 1)
+    settings = {**preset.config, "num_epochs": num_epochs, "save_freq": every} if on_gpu else CUT
+    classes, per_class = list(CLASS_NAMES.values())[: 10 if on_gpu else 2], 40 if on_gpu else 2
     made_up: Row = {
-        "FULL": True, "PRESETS": {"restore": replace(preset, config=settings)}, "load_pipeline": load,
-        "clip_margin": color_margin, "distance_penalty": pixel_penalty,
-        "fetch_photographs": lambda name, per_class: make_photographs(Path(folder, name), 8 if on_gpu else 2),
+        "FULL": True, "PRESETS": {"restore": replace(preset, config=settings)},
+        "fetch_photographs": lambda name, _: make_photographs(Path(folder, name), classes, per_class),
     }  # fmt: skip
     if not on_gpu:
-        made_up["what_fits"] = dict
-    chosen: Row = {"HELD_OUT": 5 if on_gpu else 1, "EVERY": num_epochs // 2, "RUN": Path(folder, "run")}
+        made_up |= {"what_fits": dict, "load_pipeline": load_on_cpu}
+    chosen: Row = {"HELD_OUT": 5 if on_gpu else 1, "EVERY": every, "RUN": Path(folder, "run")}
+    write_models(Path(folder, "hub"), "cuda" if on_gpu else "cpu")
     started = time.perf_counter()
-    played = play(LESSON, {"13-001": made_up, "13-006": chosen})
+    with mock.patch.multiple(constants, HF_HUB_CACHE=f"{folder}/hub", HF_HUB_OFFLINE=True):
+        played = play(LESSON, {"13-001": made_up, "13-006": chosen})
     predicted, took = played["predicted"], played["cost"](played["trainer"])
     return {
         "precision": played["config"].mixed_precision, "images": predicted.images,
