@@ -257,7 +257,7 @@ def test_a_dry_run_may_name_a_folder_that_holds_a_run(here, model, capsys):
     flags = ("--model", model, *TINY, "--prompt", "a")
     run_command("train", *flags)
     records = read_metrics("run")
-    run_command("train", *flags, "--dry-run")
+    run_command("train", *flags, "--dry-run", status=2)
     _, folder, refused = capsys.readouterr().out.partition("\noutput folder: run\n")
     assert folder
     assert refused.startswith("but the run would end with an error: run already holds a run: set")

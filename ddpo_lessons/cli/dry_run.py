@@ -107,11 +107,19 @@ def choose_start(arguments: Train, pipeline: Any) -> FromNoise:
 
 # ----------------------------------------------------------------------------------------- the dry run
 def dry_run(arguments: Train, images: ImageFolder | None) -> int:
-    """Print what the run would do, with its counts, and return 0; no weights are loaded."""
+    """Print what the run would do, with its counts; no weights are loaded.
+
+    Returns 0, or 2 if the run would end with an error because of its output folder.
+    """
     check_rewards(arguments, images)
     config = settle(arguments)
     for line in describe(arguments, config, images):
         say(line)
+    try:
+        claim(config)
+    except ValueError as error:
+        say(wrapped(f"but the run would end with an error: {in_flags(str(error), arguments)}"))
+        return 2
     return 0
 
 
@@ -131,10 +139,6 @@ def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -
     if family is not None and not issubclass(family, StableDiffusion3):  # whose count is rounded up
         count_steps(config.sample_num_steps, strength)  # raises an error if it is 0, as the run would
     yield from count(config, make_algorithm(chosen.algorithm), strength)
-    try:
-        claim(config)
-    except ValueError as error:
-        yield wrapped(f"but the run would end with an error: {in_flags(str(error), arguments)}")
 
 
 def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> Iterator[str]:

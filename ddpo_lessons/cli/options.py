@@ -134,7 +134,7 @@ def check_numbers(flags: Any, **least: int) -> None:
 ALGORITHM = (
     f"Algorithm of the updates: {', '.join(ALGORITHMS)}, optionally with settings, as in "
     "nft:beta=0.1,max_decay=0. Or give your own subclass of Algorithm as FILE.py:CLASS or MODULE:CLASS, with "
-    "settings after a second colon, as in my.py:RLOO:scale=2. If left out, the preset's algorithm, or ddpo."
+    "settings after a second colon, as in rloo.py:RLOO:scale=2. If left out, the preset's algorithm, or ddpo."
 )
 NAMED = (
     f"Named group of settings, which any other flag overrides: {', '.join(PRESETS)}. Models in the package "
