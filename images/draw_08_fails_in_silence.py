@@ -128,7 +128,7 @@ def card() -> Figure:
         hours.text(high + 1.5, y, f"{low:.0f} to {high:.0f}", va="center")
     cards = [row["card"] + ("\n(checkpointing)" if row["checkpointing"] else "") for row in reversed(runs)]
     hours.set_yticks(range(len(runs)), cards)
-    hours.set(xlim=(0, 110), xticks=range(0, 101, 20))
+    hours.set(xlim=(0, 130), xticks=range(0, 121, 20))
     hours.set_xlabel("hours (estimated)")
     plain(memory, hours)
     return figure

@@ -203,6 +203,23 @@ def test_bytes_and_flops_are_those_of_an_epoch_that_runs(method, make, changes, 
     assert found.peak == found.resident + max(found.training_peak, found.sampling_peak, found.latents)
 
 
+@pytest.mark.parametrize("inner_epochs", [1, 2])
+def test_in_low_precision_an_epoch_also_rescores_each_pair_once(inner_epochs, tmp_path, monkeypatch):
+    monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
+    shape = {"sample_num_batches_per_epoch": 2, "train_batch_size": 2, "train_micro_batch_size": 2}
+    shape |= {"train_num_inner_epochs": inner_epochs}
+    config = make_config(tmp_path, **shape, mixed_precision="bf16")
+    found = estimate(on_meta(make_pipeline()), config)
+    algorithm = make_algorithm("ddpo")
+    algorithm.shares_starts = False
+    trainer = Trainer(config, brightness, red_three, make_pipeline(), algorithm=algorithm)
+    trainer.family.condition(["a red three"], "", 2.0)
+    with FlopCounterMode(display=False) as counter:
+        trainer.step(0)
+    flops = found.sampling_flops + found.training_flops
+    assert flops == pytest.approx(counter.get_total_flops(), rel=0.02)  # without rescoring, a sixth less
+
+
 def cost(run: Any, dtype: torch.dtype) -> Counter:
     with as_on_cuda(), torch.autocast("meta", dtype), Counter() as counter:
         run()

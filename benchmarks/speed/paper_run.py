@@ -29,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import ROOT, Row, write_json
 from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.cli.presets import PRESETS
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
@@ -268,6 +269,10 @@ def estimate(
             with torch.no_grad(), adapter_off(denoiser):
                 predict(*batch)
         loss.backward()
+    with as_on_cuda(), autocast(), torch.no_grad(), Counter() as rescoring:  # once, for all inner epochs
+        if isinstance(algorithm, DDPO) and config.mixed_precision != "no":
+            predict(*batch)
+    flops_of_pairs = learning.flops + rescoring.flops // config.train_num_inner_epochs
     networks = [denoiser, *family.frozen.values()]
     weights = [w for network in networks for w in (*network.parameters(), *network.buffers())]
     count, of_action = plan.samples_per_process, 4 + timesteps.element_size()  # a log-prob and a timestep
@@ -280,7 +285,7 @@ def estimate(
         reward=reward,
         sampling_flops=counter.flops * count // size,
         sampling_peak=counter.peak,
-        training_flops=learning.flops * count * plan.pairs_per_sample // pairs,
+        training_flops=flops_of_pairs * count * plan.pairs_per_sample // pairs,
         training_peak=learning.peak,
     )
 

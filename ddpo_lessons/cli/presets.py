@@ -67,9 +67,9 @@ _GLASSES: dict[str, Any] = {
 _GLASSES_REWARD = "clip_change=1,distance_penalty=1.8"
 _SD_1_5 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 
-# Follow the prompt and keep the input image: the task of lesson 07 at full size. Not run on a GPU. Guidance,
-# learning rate, clip range (DDPOConfig's) and 256 samples in two optimizer steps are those of `aesthetic`,
-# and groups are those of lesson 07; that they work together is a guess. Guidance is part of the policy, so
+# Follow the prompt and keep the input image: the task of lesson 07 at full size. Not trained on a GPU.
+# Guidance, learning rate, clip range (DDPOConfig's) and 256 samples in two optimizer steps are those of
+# `aesthetic`, groups those of lesson 07; that they work together is a guess. Guidance is part of the policy:
 # both forward passes are trained. LoRA is on attention only (DDPOConfig's default), because the prompt enters
 # there, and because every tool for Stable Diffusion loads such weights. For one process, as above.
 _EDIT: dict[str, Any] = {
@@ -87,12 +87,12 @@ _EDIT: dict[str, Any] = {
     "train_learning_rate": 3e-4,
 }
 
-# Restore damaged photographs in one to three hours on Colab's T4, half of that on its L4. Not run on a GPU.
-# Small epochs, because in the world of animals 16 images per optimizer step learned many times faster per
-# image than 512; that the same holds at full size is a guess, and so are learning rate, rank, weights of the
-# reward, strength and number of epochs. `branching` trains on one action of each image. fp16, as a T4 has no
-# bf16; it also rounds eight times finer. Estimated: 9.4 GB, and 204 TFLOP per epoch with the log-probs before
-# it, which a T4 does in 10 seconds at 0.3 of its 65 TFLOP/s, and in 26 at the 0.12 that seems likelier.
+# Restore damaged photographs in one to three hours on Colab's T4, half of that on its L4. Not trained on a
+# GPU. Small epochs, because in the world of animals 16 images per optimizer step learned many times faster
+# per image than 512; that the same holds at full size is a guess, and so are learning rate, rank, weights of
+# the reward, strength and number of epochs. `branching` trains on one action of each image. fp16, as a T4 has
+# no bf16; it also rounds eight times finer. Estimated: 9.4 GB, and 204 TFLOP per epoch, which a T4 does in 10
+# seconds at 0.3 of its 65 TFLOP/s, and in 26 at the 0.12 that seems likelier.
 _RESTORE: dict[str, Any] = {
     "num_epochs": 300,
     "save_freq": 10,
@@ -112,8 +112,8 @@ _RESTORE: dict[str, Any] = {
     "train_lora_alpha": 16,
 }
 
-# Not run on a GPU. yifan123/flow_grpo: `pickscore_sd3_4gpu` of config/grpo.py over config/base.py, LoRA of
-# scripts/train_sd3.py. 16 prompts an epoch with 16 images each, two optimizer steps; here one process makes
+# Not trained on a GPU. yifan123/flow_grpo: `pickscore_sd3_4gpu` of config/grpo.py over config/base.py, LoRA
+# of scripts/train_sd3.py. 16 prompts an epoch, 16 images each, two optimizer steps; here one process makes
 # them. Guidance goes with the noise level and the clip range: their configs without it have a level of 0.8, a
 # range of 1e-5, CPS and a window. They ran fp16 at 512 pixels on prompts of their own, averaged the weights,
 # and divided by the epoch's standard deviation, not that of the differences from the groups' means.
@@ -141,7 +141,7 @@ _SD35: dict[str, Any] = {
     ),
 }
 
-# Not run on a GPU. The same project: `pickscore_flux_8gpu`, LoRA of scripts/train_flux.py, 48 prompts an
+# Not trained on a GPU. The same project: `pickscore_flux_8gpu`, LoRA of scripts/train_flux.py, 48 prompts an
 # epoch with 24 images each. Guidance is an input of FLUX.1, and costs no second pass. They averaged the
 # weights, and took prompts of their own and 128 tokens of each.
 _FLUX: dict[str, Any] = {
