@@ -54,7 +54,7 @@ mutate: .venv/all.stamp ## put faults into a copy of the package, one at a time:
 torture: .venv/all.stamp ## attack runs: kills, full disks, damaged files, wrong inputs
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.torture $(ARGS)
 
-gpu: ## tests, lessons, demo and epochs of large models on a CUDA machine, without a network: 45 minutes at most
+gpu: ## tests, lessons, demo and epochs of large models on a CUDA machine, without a network: about 45 minutes at most
 	@$(GPU_PYTHON) -c "import sys; from importlib.util import find_spec; \
 	  gone = ', '.join(name for name in '$(GPU_NEEDS)'.split() if find_spec(name) is None); \
 	  gone and sys.exit('$(GPU_PYTHON) lacks ' + gone + ': docs/howto/your-card.md says how to bring wheels')"

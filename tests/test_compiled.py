@@ -28,7 +28,7 @@ def traced(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., 
     return graph.forward
 
 
-def rounds_by_what_is_needed(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+def other_kernels_without_gradients(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
     """Give outputs that are 0.1% larger where no gradient is needed, as if other kernels had run."""
     factor = 1.0 if torch.is_grad_enabled() else 1.001
 
@@ -82,7 +82,7 @@ def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(m
 
 
 def test_in_low_precision_old_log_probs_are_of_the_kernels_that_train(make_trainer):
-    trainer = make_trainer(rounds_by_what_is_needed, torch_compile=True, mixed_precision="bf16")
+    trainer = make_trainer(other_kernels_without_gradients, torch_compile=True, mixed_precision="bf16")
     trainer.train()
     (first, *_) = read_metrics(trainer.config.run_dir, "step")
     assert first["first_replay_max_ratio_error"] == 0

@@ -2,8 +2,8 @@
 
 The parts are `tests/test_gpu.py`, the lessons, the demo, and epochs at the shapes of published models. Their
 weights are random, which changes neither time nor memory, so nothing is downloaded. Each part is a process of
-its own with a time limit, 45 minutes in all. When it ends its row goes into gpu.json, and the next `make gpu`
-leaves it out, so that a stop loses one part. A part that fails also has a row, with the reason.
+its own with a time limit, about 45 minutes in all. When it ends its row goes into gpu.json, and the next
+`make gpu` leaves it out, so that a stop loses one part. A part that fails also has a row, with the reason.
 """
 
 import argparse

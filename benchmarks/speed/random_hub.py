@@ -44,17 +44,17 @@ RESNET_18: Row = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "
 
 
 def write_models(cache: Path, device: str = "cpu") -> None:
-    """Write Stable Diffusion 1.5, two CLIPs and a ResNet, 4 GB, into a folder that is to be `HF_HUB_CACHE`.
+    """Write Stable Diffusion 1.5, two CLIPs and a ResNet, 4.5 GB, into a folder that is to be `HF_HUB_CACHE`.
 
     The weights are drawn on a device, on which all of them fit one after another.
     """
     torch.manual_seed(0)
     pipeline = published("sd15", device, torch.float16)
     pipeline.save_pretrained(_snapshot(cache, PRESETS["restore"].model))
+    end = json.loads((TOKENIZER / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]["<|endoftext|>"]
     for name, shape in CLIPS.items():
         parts = {f"{part}_config": shape[part] for part in ("text", "vision")}
-        tokenizer = json.loads((TOKENIZER / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
-        parts["text_config"] |= {"eos_token_id": tokenizer["<|endoftext|>"]}  # whose state is the text's
+        parts["text_config"] |= {"eos_token_id": end}  # whose state is the text's
         config = CLIPConfig(projection_dim=shape["projection_dim"], **parts)
         _write(cache, name, partial(CLIPModel, config), device, crop_size=224)
         for file in TOKENIZER.iterdir():

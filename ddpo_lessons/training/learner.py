@@ -218,7 +218,8 @@ class Learner:
 
         A compiled denoiser still prepares one, because without it other kernels run, which round differently.
         """
-        with torch.set_grad_enabled(self.config.torch_compile), self._autocast():
+        alone = self.accelerator.no_sync(self.denoiser)  # which would else prepare to share gradients
+        with alone, torch.set_grad_enabled(self.config.torch_compile), self._autocast():
             moved = move_together(groups, self.accelerator.device)
             return [function(self.denoiser, group).detach() for group in moved]
 
