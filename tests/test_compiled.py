@@ -29,8 +29,8 @@ def traced(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., 
 
 
 def other_kernels_without_gradients(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
-    """Give outputs that are 0.1% larger where no gradient is needed, as if other kernels had run."""
-    factor = 1.0 if torch.is_grad_enabled() else 1.001
+    """Give outputs that are 10% larger where no gradient is needed, as if other kernels had run."""
+    factor = 1.0 if torch.is_grad_enabled() else 1.1
 
     def run(*inputs: Any) -> Any:
         return tuple(out * factor for out in graph(*inputs))
@@ -83,10 +83,11 @@ def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(m
 
 def test_in_low_precision_old_log_probs_are_of_the_kernels_that_train(make_trainer):
     trainer = make_trainer(other_kernels_without_gradients, torch_compile=True, mixed_precision="bf16")
-    trainer.train()
+    with pytest.warns(UserWarning, match=r"agree up to rounding: .*kernels round too .* torch_compile=False"):
+        trainer.train()
     (first, *_) = read_metrics(trainer.config.run_dir, "step")
     assert first["first_replay_max_ratio_error"] == 0
-    assert first["max_sampling_error"] > 1e-4
+    assert first["max_sampling_error"] > 0.02
 
 
 def test_wrong_gradients_end_the_run_before_a_step(make_trainer):

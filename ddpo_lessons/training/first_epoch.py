@@ -135,6 +135,8 @@ class FirstEpoch:
         remedy = "other guidance, precision, schedule or dropout than in sampling?"
         found = [judged("the ratio is 1 before the first optimizer step", first <= allowed, says, remedy)]
         if self.sampling_errors:
+            if self.learner.config.torch_compile:  # sampling computes no gradients, so it has other kernels
+                remedy = "do compiled kernels round too differently? Try torch_compile=False"
             error = max(self.sampling_errors)
             says = f"ratios of both are off by {error:.1e} at most, {rounding:g} is allowed"
             found.append(
