@@ -3,7 +3,7 @@
 Its models come from a cache of the hub that random_hub.py makes, and its photographs are made up, because
 nothing is downloaded. All else are the notebook's own cells, from the machine to the LoRA in plain diffusers.
 On a GPU it is the preset `restore`, by default with fewer epochs; on a CPU everything is cut to two images
-and few steps, which takes 20 to 25 minutes and 14 GB. Writes full_run.json, an entry for each machine.
+and few steps, which takes about half an hour and 13 GB. Writes full_run.json, an entry for each machine.
 """
 
 import argparse
