@@ -135,7 +135,7 @@ def test_rloo_compares_each_reward_with_the_mean_of_the_others(mine):
 @pytest.mark.slow
 def test_the_page_s_commands_run(here, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(here), *sys.path])
-    for name, text in (("my", RLOO), ("imitation", IMITATION)):
+    for name, text in (("rloo", RLOO), ("imitation", IMITATION)):
         monkeypatch.delitem(sys.modules, name, raising=False)
         (here / f"{name}.py").write_text(text)
     for command in COMMANDS:
@@ -146,7 +146,7 @@ def test_the_page_s_commands_run(here, monkeypatch):
     for folder, (algorithm, epochs) in runs.items():
         assert read_run(Path(folder))[1]["algorithm"] == algorithm
         assert len(read_metrics(folder, "epoch")) == epochs
-    for name in ("my", "imitation"):
+    for name in ("rloo", "imitation"):
         monkeypatch.delitem(sys.modules, name)
 
 
