@@ -170,6 +170,7 @@ class Trainer:
             reward_function=reward_function, prompt_function=prompt_function,
         )  # fmt: skip
         saved = self._read_checkpoint()
+        self._changes: list[str] = saved.values["changes"] if saved else []
         self.autocast = make_autocast(config.mixed_precision, self.accelerator.device)
         self.learner = self._make_learner()
         share = Share(self.accelerator, self.plan.total_samples, config.sample_batch_size)
@@ -520,6 +521,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()  # all processes have read the folder before it changes
         if self.accelerator.is_main_process:
             self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self.record)
+            self.log.changes(self.epochs_done, self._changes)
         self.trackers.start(self.config)
         self._log_is_open = True
 

@@ -296,6 +296,26 @@ def test_titles_name_the_weight_of_a_term_if_it_is_known_and_the_same_in_all_run
     assert shown(3) == shown(0, 3) == [clip, red]
 
 
+def dotted(drawn: Figure) -> list[list[float]]:
+    """Return where the dotted lines of each panel stand."""
+    panels = [axis for axis in drawn.axes if axis.axison]
+    return [[line.get_xdata()[0] for line in axis.lines if line.get_linestyle() == ":"] for axis in panels]
+
+
+def test_a_resume_that_changed_settings_has_a_dotted_line_in_every_panel(tmp_path):
+    function, name = "reward_function a:f → b:g", "reward red → blue"
+    changes = [{"epoch": 1, "changes": [function, name, "train_learning_rate 0.1 → 0.2"]}]
+    run = write_records(tmp_path / "a", step=STEPS, epoch=EPOCHS, changes=changes)
+    drawn = plot_run(run)
+    assert dotted(drawn) == [[1.5]] * len(dotted(drawn))
+    sentence = "after epoch 1: reward red → blue; train_learning_rate 0.1 → 0.2."
+    assert f"Dotted line {sentence}" in notes(drawn)
+    changes = [{"epoch": 1, "changes": [function]}]  # of Python, where rewards have no other name
+    other = write_records(tmp_path / "b", step=STEPS, epoch=EPOCHS, changes=changes)
+    drawn = plot_run(run, other)
+    assert f"Dotted line of a {sentence} Dotted line of b after epoch 1: {function}." in notes(drawn)
+
+
 def test_a_png_has_every_pixel_that_savefig_draws(tmp_path):
     run = write_records(tmp_path / "run", epoch=EPOCHS, step=STEPS)
     figure.write(tmp_path / "a.png", run)

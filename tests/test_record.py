@@ -28,6 +28,7 @@ from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.record import changes, name_of, read_run
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -145,6 +146,20 @@ def test_a_resume_says_what_changed(tmp_path, capsys):
     assert numbers.startswith("samples: 2 per epoch")
     assert line.startswith(f"continuing {tmp_path / 'checkpoint-000001'} with changes: ")
     assert line.endswith("num_epochs 1 → 2; train_learning_rate 0.001 → 0.0005")
+
+
+def test_the_records_keep_what_a_resume_changed(tmp_path):
+    run(tmp_path, num_epochs=2, save_freq=1)
+    run(tmp_path, darkness, resume_from="latest", num_epochs=3, save_freq=2)
+    earlier = str(tmp_path / "checkpoint-000002")
+    for change, rate in (("0.001 → 0.0005", 5e-4), ("0.001 → 0.0002", 2e-4)):  # from the same checkpoint
+        run(tmp_path, darkness, resume_from=earlier, num_epochs=3, save_freq=2, train_learning_rate=rate)
+        reward = "reward_function helpers:brightness → test_record:darkness"
+        expected = [{"kind": "changes", "epoch": 2, "changes": [f"train_learning_rate {change}", reward]}]
+        assert read_metrics(tmp_path, "changes") == expected
+    run(tmp_path, darkness, resume_from="latest", num_epochs=4, save_freq=2, train_learning_rate=2e-4)
+    assert read_metrics(tmp_path, "changes") == expected
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2, 3, 4]
 
 
 def test_a_constant_reward_is_told_once(tmp_path):

@@ -20,7 +20,7 @@ from ddpo_lessons.config import RUN
 from ddpo_lessons.training import grids, ticks
 from ddpo_lessons.training.grids import DPI, LINE, TITLE
 from ddpo_lessons.training.record import CONFIG
-from ddpo_lessons.training.runlog import METRICS, read_metrics
+from ddpo_lessons.training.runlog import CHANGES, METRICS, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,6 +60,7 @@ BANDS = {INNER: ("25% to 75% quantile", 0.34), OUTER: ("5% to 95%", 0.16)}  # an
 MANY = 25  # points of a curve, beyond which it is thin and has no dots
 
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
+Changes = dict[int, list[str]]  # what a resume changed, by the last epoch with the old settings
 
 
 class Panel(NamedTuple):
@@ -99,13 +100,14 @@ def plot_run(*folders: str | Path) -> Figure:
     names, records = _names(paths), [_record(path) for path in paths]
     groups, known = _groups(records, runs), [_weights(record) for record in records]
     labels = [_label(name, run) for name, run in zip(names, runs, strict=True)]
+    changed = [_changes(path) for path in paths]
     panels = [Panel(REWARD, group) for group in groups]
     panels += [Panel(key, range(len(runs))) for key in keys if key not in zeros]
     with style.context(STYLE):
         colors = _colors(len(runs))
         bands = [band for band in BANDS if len(runs) == 1 and _has(runs, band[0])]
         head = _Head(labels[0] if len(runs) == 1 else "", _symbols(labels, runs, colors, bands))
-        page = _Page(panels, head.height, _note(runs, zeros))
+        page = _Page(panels, head.height, [_note(runs, zeros), *_change_notes(names, changed)])
         sheets = list[grids.Sheet]()
         if len(runs) == 1:
             sheets = grids.first_and_latest(paths[0], WIDTH)
@@ -117,6 +119,10 @@ def plot_run(*folders: str | Path) -> Figure:
         for (key, numbers), axis in zip(panels, axes, strict=True):
             for number in numbers:
                 _draw(axis, runs[number], key, colors[number], bands)
+                for epoch in changed[number]:
+                    axis.axvline(
+                        epoch + 0.5, color=GRAY if len(runs) == 1 else colors[number], ls=":", lw=1.5
+                    )
             named = {weights.get(key, "") for weights, run in zip(known, runs, strict=True) if key in run}
             title = _title(key) + (named.pop() if len(named) == 1 else "")
             if key == RATIO and _has(runs, DASHED[key]):
@@ -172,6 +178,17 @@ def _read(folder: Path) -> Columns:
     return steps | {
         key: {n: _summary(key, values) for n, values in column.items()} for key, column in found.items()
     }
+
+
+def _changes(folder: Path) -> Changes:
+    """Return what resumes changed; of a reward on the command line its name there is enough."""
+    found = Changes()
+    for record in read_metrics(folder, CHANGES):
+        changes: list[str] = record["changes"]
+        is_named = any(change.startswith("reward ") for change in changes)
+        kept = [change for change in changes if not (is_named and change.startswith("reward_function "))]
+        found[record["epoch"]] = [grids.drawable(change) for change in kept]
+    return found
 
 
 def _summary(key: str, values: Sequence[float]) -> float:
@@ -283,6 +300,14 @@ def _note(runs: Sequence[Columns], zeros: Sequence[str]) -> str:
     return " ".join(sentences)
 
 
+def _change_notes(names: Sequence[str], changed: Sequence[Changes]) -> list[str]:
+    """Say what each dotted line means: what a resume changed, and of several runs in which run."""
+    return [
+        f"Dotted line{f' of {name}' if len(names) > 1 else ''} after epoch {epoch}: {'; '.join(changes)}."
+        for name, own in zip(names, changed, strict=True) for epoch, changes in own.items()
+    ]  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------- layout
 class _Page:
     """The places of panels, two per row, and of what is above and below them.
@@ -291,15 +316,15 @@ class _Page:
     several of the reward.
     """
 
-    def __init__(self, panels: Sequence[Panel], head: int, note: str) -> None:
+    def __init__(self, panels: Sequence[Panel], head: int, notes: Sequence[str]) -> None:
         rewards = [panel for panel in panels if panel.key == REWARD]
         first = 1 if len(panels) % 2 == 1 and len(rewards) == 1 else 2
         self.rows = [panels[:first], *(panels[n : n + 2] for n in range(first, len(panels), 2))]
-        self.lines = grids.wrap(note, WIDTH, len(note))
+        self.lines = [line for note in notes for line in grids.wrap(note, WIDTH, len(note))]
         self.head = head
         self.below = [NUMBERS if self._has_numbers(n) else BELOW for n in range(len(self.rows))]
-        notes = LINE * len(self.lines) + (BELOW if self.lines else 0)
-        self.fixed = self.head + TITLE * len(self.rows) + sum(self.below) + notes  # all but axes and images
+        text = LINE * len(self.lines) + (BELOW if self.lines else 0)
+        self.fixed = self.head + TITLE * len(self.rows) + sum(self.below) + text  # all but axes and images
 
     def _has_numbers(self, row: int) -> bool:
         return row == len(self.rows) - 1 or len(self.rows[row]) != len(self.rows[row + 1])

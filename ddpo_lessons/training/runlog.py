@@ -29,6 +29,8 @@ GRIDS = "images"  # the folder of image grids
 OTHERS = (CONFIG, GRIDS, "lora", "pipeline")  # what a run writes, under names that are also in use elsewhere
 INPUT = "input"  # the caption of an input image in a grid
 PREFLIGHT = "preflight.json"
+CHANGES = "changes"  # the kind of record that says what a resume changed
+_WITHOUT_EFFECT = ("num_epochs", "price_per_hour", "save_freq", "num_checkpoint_limit", "image_grid_freq")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of an epoch's rewards
 
 
@@ -156,10 +158,11 @@ class RunLog:
         """Return the lines of completed epochs, or nothing if the file is gone."""
         kept, last = list[bytes](), 0
         for line, record in _lines(self.path) if epochs_done > 0 else ():
-            if record.get("epoch", 0) > epochs_done:
+            epoch = record.get("epoch", 0)
+            if epoch > epochs_done or (record["kind"] == CHANGES and epoch == epochs_done):
                 break
             kept.append(line + b"\n")
-            last = max(last, record.get("epoch", 0))
+            last = max(last, epoch)
         if kept and last < epochs_done:
             raise ValueError(
                 f"{self.path} is damaged: it ends with epoch {last}, and the checkpoint has {epochs_done}; "
@@ -178,7 +181,16 @@ class RunLog:
             if grid and int(grid[1]) > epochs_done:
                 path.unlink()
 
-    def record(self, kind: str, values: Mapping[str, float | list[float]]) -> None:
+    def changes(self, epochs_done: int, changes: Sequence[str]) -> None:
+        """Record what a resume changed, `{"kind": "changes", "epoch": ..., "changes": ["name old → new"]}`.
+
+        The epoch is the last one with the old settings. Settings that later epochs do not depend on, such as
+        `save_freq`, are left out.
+        """
+        if kept := [change for change in changes if change.split(" ")[0] not in _WITHOUT_EFFECT]:
+            self.record(CHANGES, {"epoch": epochs_done, "changes": kept})
+
+    def record(self, kind: str, values: Mapping[str, float | list[float] | list[str]]) -> None:
         """Append one record, `{"kind": ..., **values}`; numbers that are not finite become null.
 
         Numbers in lists are finite, as rewards are.

@@ -117,10 +117,10 @@ def describe(
 def read_checkpoint(
     folder: Path, config: DDPOConfig, identity: dict[str, Any], record: dict[str, Any], is_main: bool
 ) -> Snapshot:
-    """Read the checkpoint of a resumed run; return its tensors and values.
+    """Read the checkpoint of a resumed run; return its tensors and values, to which "changes" is added.
 
-    The main process prints which settings differ from the interrupted run. Raises a
-    ValueError if the checkpoint is damaged or belongs to another run.
+    These are the settings that differ from the interrupted run, as text; the main process prints them. Raises
+    a ValueError if the checkpoint is damaged or belongs to another run.
     """
     tensors, values = checkpoint.read(folder)
     saved = values[RUN]
@@ -130,4 +130,4 @@ def read_checkpoint(
     news = changes({**values["config"], **saved}, {**config.to_dict(), **record})
     if news and is_main:
         tqdm.write(f"continuing {folder} with changes: {'; '.join(news)}")
-    return Snapshot(tensors, values)
+    return Snapshot(tensors, {**values, "changes": news})
