@@ -101,7 +101,7 @@ def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path
     assert lines(drawn, "first_replay_max_ratio_error") == [([1, 2], [0.0, 0.125])]
     assert lines(drawn, "clip_fraction") == [([1, 2], [0.25, 1.0])]  # the mean
     assert titles(drawn) == [
-        "reward", "reward term: clip", "largest |ratio − 1| (dashed: first step)", "clip fraction",
+        "reward", "mean reward term: clip", "largest |ratio − 1| (dashed: first step)", "clip fraction",
     ]  # fmt: skip
     assert legend(drawn) == ["run (epoch 2)"]
     bands = ["25% to 75% quantile", "5% to 95%"]
@@ -195,7 +195,7 @@ def test_missing_and_infinite_numbers_leave_gaps_and_no_panel_is_empty(tmp_path)
     assert x == [1, 2, 3, 4]
     assert [None if math.isnan(value) else value for value in y] == [1.0, None, 3.0, None]
     assert lines(drawn, "reward/late") == [([2], [2.0])]
-    assert titles(drawn)[1:] == ["reward term: late"]
+    assert titles(drawn)[1:] == ["mean reward term: late"]
     drawn.savefig(tmp_path / "gaps.png")
 
 
@@ -223,7 +223,7 @@ def test_measures_that_are_zero_in_every_epoch_are_named_in_a_line_below_the_pan
     assert drawn({**step, "first_replay_max_ratio_error": 1e-4}, step)[0] == [f"{error} (dashed: first step)"]
     others = {"max_ratio_error": 0.5, "approx_kl": 0.5, "kl_reference": None}
     assert drawn({**step, **others}, {**step, **others}, none=0.0) == (
-        [error, kl], f"Reward term: none and {clip} are {zero}.",
+        [error, kl], f"Mean reward term: none and {clip} are {zero}.",
     )  # fmt: skip
     assert drawn({**step, **others, "clip_fraction": None}, gone=None) == ([error, kl], "")
 
@@ -245,12 +245,12 @@ def write_config(folder: Path, **record: Any) -> Path:
 
 def test_runs_of_different_rewards_have_a_panel_of_the_reward_each(tmp_path):
     a, b, c, d = (write_records(tmp_path / name, epoch=EPOCHS) for name in "abcd")
-    assert titles(plot_run(a, b)) == ["mean reward", "reward term: clip"]  # nothing is known
+    assert titles(plot_run(a, b)) == ["mean reward", "mean reward term: clip"]  # nothing is known
     for folder, reward in ((a, "warm"), (b, {"warm": 0.5}), (c, "warm")):
         write_config(folder, reward=reward, reward_function="same")
-    assert titles(plot_run(a, c)) == ["mean reward", "reward term: clip"]
+    assert titles(plot_run(a, c)) == ["mean reward", "mean reward term: clip"]
     drawn = plot_run(a, b, c)
-    assert titles(drawn) == ["mean reward of a, c", "mean reward of b", "reward term: clip"]
+    assert titles(drawn) == ["mean reward of a, c", "mean reward of b", "mean reward term: clip"]
     colors = [[line.get_color() for line in axis.lines] for axis in drawn.axes]
     assert colors[0] == colors[2][::2]
     assert colors[1] == colors[2][1::2]
@@ -285,7 +285,7 @@ def test_titles_name_the_weight_of_a_term_if_it_is_known_and_the_same_in_all_run
     write_config(runs[1], reward={"my.py:red": 0.5, "clip_score": 1.0})
     write_config(runs[2], reward={"my.py:red": 0, "other": 1.0})
     write_config(runs[3], reward="edit")
-    clip, red = "reward term: clip_score", "reward term: red"
+    clip, red = "mean reward term: clip_score", "mean reward term: red"
 
     def shown(*numbers: int) -> list[str]:
         return sorted(title for title in titles(plot_run(*[runs[n] for n in numbers])) if "term" in title)
@@ -361,10 +361,10 @@ def test_any_name_of_a_folder_and_of_a_term_is_drawn_as_it_is_and_cut_if_it_is_l
     drawn.draw_without_rendering()
     if len(name) < 200:
         assert legend(drawn) == [f"{name} (epoch 1)"]
-        assert titles(drawn)[1] == f"reward term: {name}"
+        assert titles(drawn)[1] == f"mean reward term: {name}"
     else:
         assert re.fullmatch(r"…W{9,}W \(epoch 1\)", legend(drawn)[0])
-        assert re.fullmatch(r"reward term: W{9,}…", titles(drawn)[1])
+        assert re.fullmatch(r"mean reward term: W{9,}…", titles(drawn)[1])
     assert drawn.axes[1].get_tightbbox().x1 <= 900
     assert drawn.texts[0].get_tightbbox().x1 <= 900
     drawn = plot_run(tmp_path / name, tmp_path / name)
@@ -375,8 +375,8 @@ def test_any_name_of_a_folder_and_of_a_term_is_drawn_as_it_is_and_cut_if_it_is_l
 def test_the_rewards_of_the_evaluator_are_no_term_of_the_reward(tmp_path):
     rows = [{**row, "reward/judge": 0.5} for row in EPOCHS]
     assert titles(plot_run(write_records(tmp_path, epoch=rows)))[1:] == [
-        "reward term: clip",
-        "held-out evaluator",
+        "mean reward term: clip",
+        "mean of the held-out evaluator",
     ]
 
 

@@ -282,8 +282,8 @@ def _title(key: str) -> str:
     if key == REWARD:
         return "reward"
     if key == EVALUATOR:
-        return "held-out evaluator"
-    return TITLES.get(key) or f"reward term: {key.removeprefix(TERM)}"
+        return "mean of the held-out evaluator"
+    return TITLES.get(key) or f"mean reward term: {key.removeprefix(TERM)}"
 
 
 def _note(runs: Sequence[Columns], zeros: Sequence[str]) -> str:
