@@ -4,6 +4,7 @@ import io
 import itertools
 import re
 import warnings
+from unittest import mock
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from ddpo_lessons.image import image_grid
-from ddpo_lessons.lessons import demo, slider
+from ddpo_lessons.lessons import demo, run_sets, slider
 from ddpo_lessons.lessons.plotting import FRAME, draw_row, plot_dilemma, plot_strip
 from ddpo_lessons.worlds import animals
 
@@ -160,3 +161,22 @@ def test_before_after_marks_what_is_correct_and_counts_it():
         f"untrained, best settings: {sum(hits[0])} of 8 correct",
         f"after RL: {sum(hits[1])} of 8 correct",
     )
+
+
+@pytest.mark.parametrize(
+    ("norms", "ticks", "zero"),
+    [([0.1, 0.0], [1, 2], "0"), ([0.1, 0.2, 0.3, 0.2, 0.1], [1, 4], None)],
+)
+def test_records_name_few_steps_and_a_gradient_of_zero(norms, ticks, zero):
+    """A logarithmic axis has no zero, so it stands where 1e-9 would."""
+    steps = [
+        {"epoch": 1, "step": n, "max_ratio_error": 0.0, "grad_norm": norm} for n, norm in enumerate(norms, 1)
+    ]
+    trainer = mock.Mock(**{"config.train_clip_range": 0.1})
+    run = run_sets.Run(trainer, [{"reward_mean": 0.5}], steps, [], [], [])
+    _, ratio, gradient = run_sets.show_records({"A": run}).axes
+    assert gradient.get_xticks().tolist() == ratio.get_xticks().tolist() == ticks
+    labels = dict(
+        zip(gradient.get_yticks(), (text.get_text() for text in gradient.get_yticklabels()), strict=True)
+    )
+    assert labels.get(1e-9) == zero

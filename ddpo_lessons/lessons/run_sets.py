@@ -158,15 +158,19 @@ def show_records(runs: Mapping[str, Run]) -> Figure:
             values = [max(step[field], ZERO) for step in run.steps]
             axis.semilogy(number, values, "o-", color="0.6", markersize=4)
             axis.semilogy([number[n] for n in first], [values[n] for n in first], "o", color="C1")
-            axis.set(xlabel="optimizer step", xticks=[1, *number[3::4]])
+            axis.set(xlabel="optimizer step", xticks=number if len(number) < 4 else [1, *number[3::4]])
         column[1].axhline(run.trainer.config.train_clip_range, color="0.7", linestyle="--", linewidth=1)
     for axis, name in zip(grid[:, 0], ("reward", "largest |ρ − 1|", "gradient norm"), strict=True):
         axis.set_ylabel(name)
+    marks = {"yticks": [ZERO, 1e-6, 1e-3, 1], "yticklabels": ["0", "1e-6", "1e-3", "1"]}
+    grid[1, 0].set(ylim=(ZERO / 3, 3), **marks)
     low, high = grid[2, 0].get_ylim()
-    locator = LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=5)
-    grid[2, 0].yaxis.set(major_locator=locator, minor_formatter=NullFormatter())
-    grid[2, 0].yaxis.set_major_formatter(lambda value, place: f"{value:g}".replace("e-0", "e-"))
-    grid[1, 0].set(ylim=(ZERO / 3, 3), yticks=[ZERO, 1e-6, 1e-3, 1], yticklabels=["0", "1e-6", "1e-3", "1"])
+    if low < ZERO:  # a gradient is 0
+        grid[2, 0].set(**marks)
+    else:
+        locator = LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=5)
+        grid[2, 0].yaxis.set(major_locator=locator, minor_formatter=NullFormatter())
+        grid[2, 0].yaxis.set_major_formatter(lambda value, place: f"{value:g}".replace("e-0", "e-"))
     return figure
 
 
