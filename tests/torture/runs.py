@@ -63,6 +63,7 @@ def test_a_run_that_is_killed_there_is_continued_as_if_nothing_had_been(moment, 
     """In the third epoch, of which the reward tells how far the run is."""
     rewards: list[None] = []
 
+    @functools.wraps(brightness)  # which gives it the name, so that the records hold no change
     def reward(*arguments: Any) -> Any:
         rewards.append(None)
         return brightness(*arguments)
@@ -191,6 +192,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(epoch, whole, open_f
     run = open_folder / "run"
     run.mkdir()
 
+    @functools.wraps(brightness)
     def reward(*arguments: Any) -> Any:
         if len(read_metrics(run, "epoch")) == epoch:
             run.chmod(0o500)
